@@ -1,0 +1,213 @@
+"""What a producer submits: the job's body, decoded strictly, with problems that name field, value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gpukeeper.events.fact import Record
+from gpukeeper.events.ids import TOKEN_PATTERN, TOKEN_RULE
+from gpukeeper.events.work import ObjectRef, Strict, Task, Work, task_of
+
+Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Megabytes = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
+
+Place = Literal["any", "gpu", "cpu"]
+OnCapacity = Literal["wait", "reject"]
+
+#: CloudEvents type of a submission sent in an envelope.
+SUBMITTED = "gpuq.job.submitted.v1"
+
+#: Larger bodies belong in the object store.
+INLINE_BYTES_MAX = 65_536
+
+
+class Need(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Memory a job asks for, in MB of 2^20 bytes. A missing figure is unknown, not 0."""
+
+    vram_mb: Megabytes | None = None
+
+
+class Deadlines(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How long the job may spend in each phase, in seconds; the site's policy fills what is missing."""
+
+    queue_s: Seconds | None = None
+    load_s: Seconds | None = None
+    first_byte_s: Seconds | None = None
+    idle_s: Seconds | None = None
+    run_s: Seconds | None = None
+
+
+class JobSpec(Work, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One submission. ``model`` and one of ``prompt``, ``messages``, ``input`` (or ``body``) are required."""
+
+    model: Name
+    #: Chosen by the producer, it makes a repeated submission one job.
+    id: Token | None = None
+    kind: Token = "inference"
+    #: The name of one runtime in a host's registry; any runtime that has the model otherwise.
+    runtime: Token | None = None
+    host: Token | None = None
+    device: Token | None = None
+    #: The host that took the job: preferred on a tie.
+    origin: Token | None = None
+    place: Place = "any"
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] | None = None
+    need: Need = Need()
+    deadlines: Deadlines = Deadlines()
+    on_capacity: OnCapacity | None = None
+    labels: dict[str, str] | None = None
+    #: The body (``prompt`` and so on) in the object store, with ``task`` saying what it is.
+    body: ObjectRef | None = None
+    task: Task | None = None
+
+
+class Problem(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is wrong with a submission."""
+
+    #: Where: ``need.vram_mb``, ``messages[0].role``; empty for the submission as a whole.
+    path: str
+    message: str
+    #: What was sent there, shortened.
+    value: str | None = None
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A readable submission."""
+
+    spec: JobSpec
+    task: Task
+    #: SHA-256 of the spec in canonical form: the same body has the same digest however it was written.
+    digest: str
+    #: The id of the CloudEvent it came in, where it did.
+    event_id: str | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    specversion: str
+    type: str = ""
+    id: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Probe(msgspec.Struct, frozen=True):
+    """Only looks whether the object is a CloudEvent, without building the rest."""
+
+    specversion: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_probe = msgspec.json.Decoder(_Probe).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_spec = msgspec.json.Decoder(JobSpec).decode
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+_AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
+_UNKNOWN_FIELD = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
+_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]*)`")
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "": tuple(f.encode_name for f in msgspec.structs.fields(JobSpec)),
+    "need": tuple(f.encode_name for f in msgspec.structs.fields(Need)),
+    "deadlines": tuple(f.encode_name for f in msgspec.structs.fields(Deadlines)),
+}
+
+
+def parse_submission(raw: bytes) -> Submission | tuple[Problem, ...]:
+    """Read a submission: a bare job body or a CloudEvent around one. Pure, and total over all bytes."""
+    event_id: str | None = None
+    body: bytes | msgspec.Raw = raw
+    try:
+        if _decode_probe(raw).specversion is not msgspec.UNSET:
+            event = _decode_event(raw)
+            if event.type != SUBMITTED:
+                return (_problem("type", f"must be {SUBMITTED!r}", event.type),)
+            event_id, body = event.id or None, event.data
+        spec = _decode_spec(body)
+    except msgspec.ValidationError as error:
+        return (_explain(str(error), body),)
+    except msgspec.DecodeError as error:
+        return (Problem(path="", message=f"not JSON: {error}", value=_shorten(raw.decode("utf-8", "replace"))),)
+    except RecursionError:
+        return (Problem(path="", message="nested too deeply: the body may nest a few hundred levels at most"),)
+    except UnicodeDecodeError as error:
+        return (Problem(path="", message=f"not UTF-8: {error.reason} at byte {error.start}"),)
+    return check(spec, event_id=event_id)
+
+
+def check(spec: JobSpec, *, event_id: str | None = None) -> Submission | tuple[Problem, ...]:
+    """The rules that types cannot say."""
+    problems: list[Problem] = []
+    task = task_of(spec)
+    if spec.body is not None:
+        if spec.prompt is not None or spec.messages is not None or spec.input is not None:
+            problems.append(Problem(path="body", message="give either body or one of prompt, messages, input"))
+        if spec.task is None:
+            problems.append(Problem(path="task", message="with body, say what it is: generate, chat or embed"))
+        task = spec.task
+    elif task is None:
+        problems.append(Problem(path="", message="give exactly one of prompt, messages, input"))
+    elif spec.task not in (None, task):
+        problems.append(_problem("task", f"the body given is for {task!r}", spec.task))
+    if spec.messages is not None and not spec.messages:
+        problems.append(Problem(path="messages", message="must hold at least one message", value="[]"))
+    if spec.device is not None and spec.host is None:
+        problems.append(_problem("device", "name its host too: devices are known by host and id", spec.device))
+    if problems or task is None:
+        return tuple(problems)
+    digest = hashlib.sha256(_encode(spec)).hexdigest()
+    return Submission(spec=spec, task=task, digest=digest, event_id=event_id)
+
+
+def encode_spec(spec: JobSpec) -> bytes:
+    """The canonical JSON of a spec."""
+    return _encode(spec)
+
+
+def _explain(error: str, body: bytes | msgspec.Raw) -> Problem:
+    """Turn msgspec's sentence into field, value and remedy."""
+    at = _AT.search(error)
+    path = at["path"] if at else ""
+    message = error[: at.start()] if at else error
+    if unknown := _UNKNOWN_FIELD.search(message):
+        field = unknown["field"]
+        allowed = _FIELDS.get(path, ())
+        close = difflib.get_close_matches(field, allowed, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(allowed)}" if allowed else ""
+        return Problem(path=_join(path, field), message=f"unknown field; {hint}".rstrip("; "))
+    if missing := _MISSING_FIELD.search(message):
+        return Problem(path=_join(path, missing["field"]), message="required, but missing")
+    if TOKEN_PATTERN in message:
+        message = f"must be {TOKEN_RULE}"
+    return _problem(path, message, _value_at(body, path))
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def _value_at(body: bytes | msgspec.Raw, path: str) -> Any:
+    """The value that stands at ``path``, for showing it; None where it cannot be found."""
+    try:
+        value: Any = msgspec.json.decode(body)
+        for step in re.findall(r"[^.\[\]]+", path):
+            value = value[int(step)] if isinstance(value, list) else value[step]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, KeyError, IndexError, ValueError, TypeError):
+        return None
+    return value
+
+
+def _problem(path: str, message: str, value: Any) -> Problem:
+    if value is None:
+        return Problem(path=path, message=message)
+    shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return Problem(path=path, message=message, value=_shorten(shown))
+
+
+def _shorten(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

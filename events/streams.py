@@ -1,0 +1,164 @@
+"""Setting up a site's streams, idempotently, and saying what is wrong with existing ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import nats.js.errors
+from nats.js.api import (
+    DiscardPolicy,
+    KeyValueConfig,
+    ObjectStoreConfig,
+    RetentionPolicy,
+    StorageType,
+    StoreCompression,
+    StreamConfig,
+)
+
+from gpukeeper.events import subjects
+from gpukeeper.events.connection import Connection
+from gpukeeper.events.errors import IncompatibleStream
+
+
+class SiteStreams(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be chosen about a site's streams. 0 means no limit."""
+
+    replicas: int = 1
+    log_max_age_s: float = 0.0
+    log_max_bytes: int = 0
+    beats_max_age_s: float = 72 * 3600.0
+    payload_ttl_s: float = 7 * 86_400.0
+    lease_ttl_s: float = 6.0
+
+
+#: Settings of the log that must be as they are here, with the reason that is shown.
+_LOG_RULES: dict[str, tuple[Any, str]] = {
+    "deny_delete": (True, "the log is an audit trail: nobody may delete from it"),
+    "deny_purge": (True, "the log is an audit trail: nobody may purge it"),
+    "allow_rollup_hdrs": (False, "a rollup header would let a publisher erase the log"),
+    "allow_msg_ttl": (False, "a message may not expire by its publisher's word"),
+    "allow_msg_schedules": (False, "schedules turn rollup on and deny_purge off"),
+    "retention": (RetentionPolicy.LIMITS, "readers may not remove what they read"),
+    "no_ack": (False, "an append must be acknowledged"),
+    "max_msgs_per_subject": (-1, "older facts of an aggregate are still facts"),
+}
+
+
+def log_config(wanted: SiteStreams) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.LOG_STREAM,
+        subjects=list(subjects.LOG_SUBJECTS),
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        num_replicas=wanted.replicas,
+        max_age=wanted.log_max_age_s,
+        max_bytes=wanted.log_max_bytes or -1,
+        discard=DiscardPolicy.OLD,
+        duplicate_window=120,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=True,
+        compression=StoreCompression.S2,
+    )
+
+
+def beats_config(wanted: SiteStreams) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.BEATS_STREAM,
+        subjects=list(subjects.BEAT_SUBJECTS),
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        num_replicas=wanted.replicas,
+        max_age=wanted.beats_max_age_s,
+        duplicate_window=30,
+        allow_direct=True,
+        compression=StoreCompression.S2,
+    )
+
+
+async def ensure_site(connection: Connection, wanted: SiteStreams | None = None) -> None:
+    """Create what is missing; leave alone what fits.
+
+    Raises:
+        IncompatibleStream: an existing stream has a setting that gpukeeper cannot work with; the error names it.
+    """
+    wanted = wanted or SiteStreams()
+    for config in (log_config(wanted), beats_config(wanted)):
+        await _ensure_stream(connection, config)
+    await _ensure_bucket(connection, wanted)
+    await _ensure_objects(connection, subjects.PAYLOADS_BUCKET, wanted.payload_ttl_s, wanted.replicas)
+    await _ensure_objects(connection, subjects.SNAPSHOTS_BUCKET, 0, wanted.replicas)
+
+
+async def problems(connection: Connection) -> list[str]:
+    """What is wrong with the streams that exist, in words; for `gpuq doctor`."""
+    found: list[str] = []
+    for config in (log_config(SiteStreams()), beats_config(SiteStreams())):
+        assert config.name is not None
+        try:
+            info = await connection.js.stream_info(config.name)
+        except nats.js.errors.NotFoundError:
+            found.append(f"stream {config.name} does not exist yet; `gpuq up` or `gpuq scheduler` creates it")
+            continue
+        found.extend(f"stream {config.name}: {problem}" for problem in _misfits(config, info.config))
+    return found
+
+
+async def _ensure_stream(connection: Connection, config: StreamConfig) -> None:
+    assert config.name is not None
+    try:
+        existing = (await connection.js.stream_info(config.name)).config
+    except nats.js.errors.NotFoundError:
+        try:
+            await connection.js.add_stream(config)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise IncompatibleStream(f"cannot create stream {config.name}: {error.description}") from error
+            # Another process created it in the same moment: judge what it made.
+            existing = (await connection.js.stream_info(config.name)).config
+        else:
+            return
+    misfits = _misfits(config, existing)
+    if misfits:
+        raise IncompatibleStream(
+            f"stream {config.name} exists with other settings: {'; '.join(misfits)}",
+            stream=config.name,
+            settings=misfits,
+        )
+
+
+def _misfits(wanted: StreamConfig, existing: StreamConfig) -> list[str]:
+    found: list[str] = []
+    missing = set(wanted.subjects or ()) - set(existing.subjects or ())
+    if missing:
+        found.append(f"subjects lacks {', '.join(sorted(missing))}")
+    if wanted.name == subjects.LOG_STREAM:
+        for name, (value, why) in _LOG_RULES.items():
+            is_value = getattr(existing, name)
+            if (is_value or False) != value:
+                found.append(f"{name} is {is_value!r}, must be {value!r}: {why}")
+    return found
+
+
+_NAME_IN_USE = 10058
+
+
+async def _ensure_bucket(connection: Connection, wanted: SiteStreams) -> None:
+    try:
+        await connection.js.key_value(subjects.LEASE_BUCKET)
+    except nats.js.errors.NotFoundError:
+        await connection.js.create_key_value(
+            KeyValueConfig(
+                bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas
+            )
+        )
+
+
+async def _ensure_objects(connection: Connection, bucket: str, ttl_s: float, replicas: int) -> None:
+    try:
+        await connection.js.object_store(bucket)
+    except nats.js.errors.NotFoundError:
+        await connection.js.create_object_store(
+            bucket, config=ObjectStoreConfig(bucket=bucket, ttl=ttl_s or None, replicas=replicas)
+        )

@@ -17,7 +17,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The base of every configuration record: an unknown key is an error, never ignored."""
 
 
-class DeviceConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceConfig(Config, frozen=True, kw_only=True):
     """One device of this host, declared rather than found, or a found one with settings of its own."""
 
     #: A GPU's UUID as NVML gives it (``GPU-…``, ``MIG-…``), or a name of your own for static and cpu devices.
@@ -34,7 +34,7 @@ class DeviceConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     headroom_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class RuntimeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuntimeConfig(Config, frozen=True, kw_only=True):
     """One entry of the host's registry. What is not listed is never touched."""
 
     name: Token
@@ -51,7 +51,7 @@ class RuntimeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     allow_unknown_need: bool = False
 
 
-class AgentConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentConfig(Config, frozen=True, kw_only=True):
     """Everything one agent needs to know."""
 
     host: Token

@@ -54,9 +54,7 @@ class Event(msgspec.Struct, frozen=True):
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _encode = msgspec.json.Encoder().encode
-_decoders: dict[str, msgspec.json.Decoder[Any]] = {
-    tag: msgspec.json.Decoder(fact) for tag, fact in BY_TYPE.items()
-}
+_decoders: dict[str, msgspec.json.Decoder[Any]] = {tag: msgspec.json.Decoder(fact) for tag, fact in BY_TYPE.items()}
 
 
 def decode(stored: Stored, steps: Mapping[str, Step] = STEPS) -> Event:

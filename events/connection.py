@@ -134,7 +134,8 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
     try:
         # The client itself would try for ever: a first connection that fails is an answer for the user.
         async with asyncio.timeout(settings.connect_timeout_s + 1):
-            await client.connect(**{**options, "max_reconnect_attempts": 1})
+            first: dict[str, Any] = options | {"max_reconnect_attempts": 1}
+            await client.connect(**first)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         await client.close()
         reason = str(error) or type(error).__name__

@@ -9,7 +9,7 @@ from gpukeeper.events.readings import ClaimBeat, DeviceKind, DeviceReading, Devi
 from gpukeeper.events.reasons import Reason
 
 
-class Appeared(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Appeared(Fact, frozen=True, kw_only=True):
     """The agent found the device, or found it changed."""
 
     TYPE: ClassVar[str] = "gpuq.device.appeared.v1"
@@ -27,7 +27,7 @@ class Appeared(Fact, frozen=True, kw_only=True, omit_defaults=True):
     parent: str | None = None
 
 
-class Changed(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Changed(Fact, frozen=True, kw_only=True):
     """The state of the device is another one than before."""
 
     TYPE: ClassVar[str] = "gpuq.device.changed.v1"
@@ -39,7 +39,7 @@ class Changed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     reading: DeviceReading | None = None
 
 
-class Claimed(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Claimed(Fact, frozen=True, kw_only=True):
     """One slot is taken for one attempt of one job. The sequence of this fact is the claim's epoch."""
 
     TYPE: ClassVar[str] = "gpuq.device.claimed.v1"
@@ -54,7 +54,7 @@ class Claimed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     instance_id: str
 
 
-class Released(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Released(Fact, frozen=True, kw_only=True):
     """The slot is free again."""
 
     TYPE: ClassVar[str] = "gpuq.device.released.v1"
@@ -65,7 +65,7 @@ class Released(Fact, frozen=True, kw_only=True, omit_defaults=True):
     job: str
 
 
-class ClaimLapsed(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class ClaimLapsed(Fact, frozen=True, kw_only=True):
     """The claim ended without its agent's word; the job's own end follows from it."""
 
     TYPE: ClassVar[str] = "gpuq.device.claim_lapsed.v1"

@@ -7,7 +7,7 @@ from typing import ClassVar
 from gpukeeper.events.fact import Fact
 
 
-class Joined(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Joined(Fact, frozen=True, kw_only=True):
     """An agent speaks for the host now; claims of any earlier instance are not its own."""
 
     TYPE: ClassVar[str] = "gpuq.host.joined.v1"
@@ -21,7 +21,7 @@ class Joined(Fact, frozen=True, kw_only=True, omit_defaults=True):
     runtimes: tuple[str, ...]
 
 
-class Left(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Left(Fact, frozen=True, kw_only=True):
     """The agent stopped on purpose."""
 
     TYPE: ClassVar[str] = "gpuq.host.left.v1"

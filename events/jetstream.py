@@ -156,7 +156,13 @@ class JetStreamLog:
         self, on_stored: OnStored, *, after: int, subjects: Sequence[str] = (), newest_only: bool = False
     ) -> JetStreamFollower:
         follower = JetStreamFollower(
-            self._connection, self._stream, self._covering, on_stored, after, tuple(subjects), newest_only=newest_only
+            self._connection,
+            self._stream,
+            self._covering,
+            on_stored,
+            after,
+            tuple(subjects),
+            newest_only=newest_only,
         )
         try:
             await follower.start()

@@ -13,14 +13,14 @@ from gpukeeper.events.work import JobResult, ObjectRef, Task
 ClockName = Literal["queue", "load", "first_byte", "idle", "run"]
 
 
-class Clock(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Clock(Record, frozen=True, kw_only=True):
     """One deadline of a job: how long, and where that was configured."""
 
     limit_s: float
     source: str
 
 
-class Clocks(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Clocks(Record, frozen=True, kw_only=True):
     """The deadlines a job lives under, settled when it was accepted."""
 
     queue: Clock
@@ -30,7 +30,7 @@ class Clocks(Record, frozen=True, kw_only=True, omit_defaults=True):
     run: Clock
 
 
-class Accepted(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Accepted(Fact, frozen=True, kw_only=True):
     """The submission is a job now. Its body stays where it is: ``submission_seq`` refers to it."""
 
     TYPE: ClassVar[str] = "gpuq.job.accepted.v1"
@@ -56,7 +56,7 @@ class Accepted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class Rejected(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Rejected(Fact, frozen=True, kw_only=True):
     """The submission is refused for good. Its handle is derived from its place in the log."""
 
     TYPE: ClassVar[str] = "gpuq.job.rejected.v1"
@@ -70,7 +70,7 @@ class Rejected(Fact, frozen=True, kw_only=True, omit_defaults=True):
     requested_id: str | None = None
 
 
-class Resubmitted(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Resubmitted(Fact, frozen=True, kw_only=True):
     """The same id with the same body came again: still one job. A note."""
 
     TYPE: ClassVar[str] = "gpuq.job.resubmitted.v1"
@@ -80,7 +80,7 @@ class Resubmitted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     producer: str
 
 
-class Waiting(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Waiting(Fact, frozen=True, kw_only=True):
     """The job waits, for another reason than before (or again, after an attempt that never started)."""
 
     TYPE: ClassVar[str] = "gpuq.job.waiting.v1"
@@ -92,7 +92,7 @@ class Waiting(Fact, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int | None = None
 
 
-class Admitted(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Admitted(Fact, frozen=True, kw_only=True):
     """The sole right to execute the job, with the evidence it was given on."""
 
     TYPE: ClassVar[str] = "gpuq.job.admitted.v1"
@@ -117,7 +117,7 @@ class Admitted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class Denied(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Denied(Fact, frozen=True, kw_only=True):
     """The live readings did not allow it: the job goes back to the queue."""
 
     TYPE: ClassVar[str] = "gpuq.job.denied.v1"
@@ -141,7 +141,7 @@ class Denied(Fact, frozen=True, kw_only=True, omit_defaults=True):
     residency: RuntimeReading | None = None
 
 
-class Placement(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Placement(Fact, frozen=True, kw_only=True):
     """What the runtime and the device say about where the model sits; both sources, side by side."""
 
     job: str
@@ -159,13 +159,13 @@ class Placement(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class PlacementVerified(Placement, frozen=True, kw_only=True, omit_defaults=True):
+class PlacementVerified(Placement, frozen=True, kw_only=True):
     """The model sits where the job intends: it may start."""
 
     TYPE: ClassVar[str] = "gpuq.job.placement_verified.v1"
 
 
-class PlacementFailed(Placement, frozen=True, kw_only=True, omit_defaults=True):
+class PlacementFailed(Placement, frozen=True, kw_only=True):
     """The model does not sit where the job intends, or nobody can tell: it does not start."""
 
     TYPE: ClassVar[str] = "gpuq.job.placement_failed.v1"
@@ -173,7 +173,7 @@ class PlacementFailed(Placement, frozen=True, kw_only=True, omit_defaults=True):
     reason: Reason
 
 
-class Started(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Started(Fact, frozen=True, kw_only=True):
     """From here on the runtime may have seen the job: what follows a crash is `lost`, never a second run."""
 
     TYPE: ClassVar[str] = "gpuq.job.started.v1"
@@ -183,7 +183,7 @@ class Started(Fact, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int
 
 
-class Progress(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Progress(Fact, frozen=True, kw_only=True):
     """How far a long job is, at a bounded rate. A note."""
 
     TYPE: ClassVar[str] = "gpuq.job.progress.v1"
@@ -194,7 +194,7 @@ class Progress(Fact, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_s: float
 
 
-class CancelRequested(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class CancelRequested(Fact, frozen=True, kw_only=True):
     """Somebody wants the job ended; its slot stays taken until the runtime has stopped."""
 
     TYPE: ClassVar[str] = "gpuq.job.cancel_requested.v1"
@@ -205,7 +205,7 @@ class CancelRequested(Fact, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class Timings(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Timings(Record, frozen=True, kw_only=True):
     """Seconds spent, by the agent's monotonic clock."""
 
     load_s: float | None = None
@@ -213,7 +213,7 @@ class Timings(Record, frozen=True, kw_only=True, omit_defaults=True):
     run_s: float | None = None
 
 
-class Succeeded(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Succeeded(Fact, frozen=True, kw_only=True):
     """The runtime answered. The result is here, or in the object store when it is large."""
 
     TYPE: ClassVar[str] = "gpuq.job.succeeded.v1"
@@ -226,7 +226,7 @@ class Succeeded(Fact, frozen=True, kw_only=True, omit_defaults=True):
     timings: Timings = Timings()
 
 
-class Failed(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Failed(Fact, frozen=True, kw_only=True):
     """The attempt ended in an error. Nothing is retried."""
 
     TYPE: ClassVar[str] = "gpuq.job.failed.v1"
@@ -244,7 +244,7 @@ class Failed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     last_beat: ClaimBeat | None = None
 
 
-class Cancelled(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Cancelled(Fact, frozen=True, kw_only=True):
     """Ended on somebody's word."""
 
     TYPE: ClassVar[str] = "gpuq.job.cancelled.v1"
@@ -258,7 +258,7 @@ class Cancelled(Fact, frozen=True, kw_only=True, omit_defaults=True):
     partial: str | None = None
 
 
-class Preempted(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Preempted(Fact, frozen=True, kw_only=True):
     """The run was stopped on purpose and the job is back in the queue, marked."""
 
     TYPE: ClassVar[str] = "gpuq.job.preempted.v1"
@@ -269,7 +269,7 @@ class Preempted(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class Expired(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Expired(Fact, frozen=True, kw_only=True):
     """A clock of the job ran out."""
 
     TYPE: ClassVar[str] = "gpuq.job.expired.v1"
@@ -285,7 +285,7 @@ class Expired(Fact, frozen=True, kw_only=True, omit_defaults=True):
     partial: str | None = None
 
 
-class Unroutable(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Unroutable(Fact, frozen=True, kw_only=True):
     """The job asked for a clear answer instead of a wait, and nothing could take it."""
 
     TYPE: ClassVar[str] = "gpuq.job.unroutable.v1"
@@ -295,7 +295,7 @@ class Unroutable(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class Lost(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Lost(Fact, frozen=True, kw_only=True):
     """The claim lapsed while the job ran: nobody knows how it ended, and it is not run again."""
 
     TYPE: ClassVar[str] = "gpuq.job.lost.v1"
@@ -312,7 +312,7 @@ class Lost(Fact, frozen=True, kw_only=True, omit_defaults=True):
     silent_s: float | None = None
 
 
-class LateResult(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class LateResult(Fact, frozen=True, kw_only=True):
     """An attempt answered after its job had ended. Shown, never applied."""
 
     TYPE: ClassVar[str] = "gpuq.job.late_result.v1"

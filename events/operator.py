@@ -7,7 +7,7 @@ from typing import ClassVar
 from gpukeeper.events.fact import Fact
 
 
-class Cancel(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Cancel(Fact, frozen=True, kw_only=True):
     """End this job, whatever its state."""
 
     TYPE: ClassVar[str] = "gpuq.operator.cancel.v1"

@@ -14,14 +14,14 @@ DeviceState = Literal["healthy", "lost", "blocked", "unknown"]
 Activity = Literal["busy", "idle", "unknown"]
 
 
-class ProcessUse(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessUse(Record, frozen=True, kw_only=True):
     """Memory that one process holds on a device. ``used_mb`` is None where the driver does not tell."""
 
     pid: int
     used_mb: int | None = None
 
 
-class DeviceReading(Record, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceReading(Record, frozen=True, kw_only=True):
     """One measurement of one device, in MB of 2^20 bytes."""
 
     device: str
@@ -38,7 +38,7 @@ class DeviceReading(Record, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
-class ResidentModel(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ResidentModel(Record, frozen=True, kw_only=True):
     """A model that a runtime says it holds. Sizes in bytes, as the runtime reports them."""
 
     model: str
@@ -52,7 +52,7 @@ class ResidentModel(Record, frozen=True, kw_only=True, omit_defaults=True):
     stopping: bool = False
 
 
-class RuntimeReading(Record, frozen=True, kw_only=True, omit_defaults=True):
+class RuntimeReading(Record, frozen=True, kw_only=True):
     """One look at one runtime. ``None`` lists mean that the runtime did not say."""
 
     runtime: str
@@ -66,7 +66,7 @@ class RuntimeReading(Record, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
-class ClaimBeat(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ClaimBeat(Record, frozen=True, kw_only=True):
     """What a heartbeat says about one claim."""
 
     job: str
@@ -79,7 +79,7 @@ class ClaimBeat(Record, frozen=True, kw_only=True, omit_defaults=True):
     last_progress_at: str | None = None
 
 
-class Heartbeat(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Heartbeat(Fact, frozen=True, kw_only=True):
     """An agent is alive, and this is what it sees. Not part of the log: heartbeats age out."""
 
     TYPE: ClassVar[str] = "gpuq.host.heartbeat.v1"

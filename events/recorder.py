@@ -39,7 +39,13 @@ class Recorder:
     """
 
     def __init__(
-        self, log: Log, stamp: Stamp, *, in_flight_max: int = 64, settle_s: float = 30.0, retry_s: float = 0.25
+        self,
+        log: Log,
+        stamp: Stamp,
+        *,
+        in_flight_max: int = 64,
+        settle_s: float = 30.0,
+        retry_s: float = 0.25,
     ) -> None:
         self.log = log
         self._stamp = stamp

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from gpukeeper.events.fact import Fact, Record
 from gpukeeper.events.reasons import Reason
 
 
-class Candidate(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Candidate(Record, frozen=True, kw_only=True):
     """One device that was considered."""
 
     host: str
@@ -16,12 +18,12 @@ class Candidate(Record, frozen=True, kw_only=True, omit_defaults=True):
     runtime: str
     score: float = 0.0
     #: Each term of the score, by name.
-    terms: dict[str, float] = {}
+    terms: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     #: Why it could not begin now, where it could not.
     unavailable: str | None = None
 
 
-class Routed(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Routed(Fact, frozen=True, kw_only=True):
     """The job may be claimed on this device by this host's agent."""
 
     TYPE: ClassVar[str] = "gpuq.route.routed.v1"
@@ -39,7 +41,7 @@ class Routed(Fact, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[Candidate, ...] = ()
 
 
-class Unrouted(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Unrouted(Fact, frozen=True, kw_only=True):
     """The route is withdrawn: the job is queued again, or has ended."""
 
     TYPE: ClassVar[str] = "gpuq.route.unrouted.v1"

@@ -8,7 +8,7 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.reasons import Reason
 
 
-class Registered(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Registered(Fact, frozen=True, kw_only=True):
     """The runtime is in the host's registry, with these settings."""
 
     TYPE: ClassVar[str] = "gpuq.runtime.registered.v1"
@@ -21,7 +21,7 @@ class Registered(Fact, frozen=True, kw_only=True, omit_defaults=True):
     loads_models: bool
 
 
-class HealthChanged(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class HealthChanged(Fact, frozen=True, kw_only=True):
     """Health, catalogue or trust changed. ``models`` is None where the runtime did not say what it has."""
 
     TYPE: ClassVar[str] = "gpuq.runtime.health_changed.v1"
@@ -33,7 +33,7 @@ class HealthChanged(Fact, frozen=True, kw_only=True, omit_defaults=True):
     detail: str = ""
 
 
-class ModelLoaded(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class ModelLoaded(Fact, frozen=True, kw_only=True):
     """The agent had the runtime load a model for a job."""
 
     TYPE: ClassVar[str] = "gpuq.runtime.model_loaded.v1"
@@ -46,7 +46,7 @@ class ModelLoaded(Fact, frozen=True, kw_only=True, omit_defaults=True):
     load_s: float
 
 
-class Suspect(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class Suspect(Fact, frozen=True, kw_only=True):
     """A model did not sit where it should: no work goes there until ``health_changed`` says otherwise."""
 
     TYPE: ClassVar[str] = "gpuq.runtime.suspect.v1"

@@ -8,7 +8,7 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.reasons import Reason
 
 
-class LeaderElected(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class LeaderElected(Fact, frozen=True, kw_only=True):
     """A scheduler took the lease. A hint about who works: sequences on subjects are what makes decisions safe."""
 
     TYPE: ClassVar[str] = "gpuq.site.leader_elected.v1"
@@ -18,7 +18,7 @@ class LeaderElected(Fact, frozen=True, kw_only=True, omit_defaults=True):
     version: str
 
 
-class CommandRefused(Fact, frozen=True, kw_only=True, omit_defaults=True):
+class CommandRefused(Fact, frozen=True, kw_only=True):
     """An operator's command was not carried out."""
 
     TYPE: ClassVar[str] = "gpuq.site.command_refused.v1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -28,13 +28,13 @@ SUBMITTED = "gpuq.job.submitted.v1"
 INLINE_BYTES_MAX = 65_536
 
 
-class Need(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Need(Strict, frozen=True, kw_only=True):
     """Memory a job asks for, in MB of 2^20 bytes. A missing figure is unknown, not 0."""
 
     vram_mb: Megabytes | None = None
 
 
-class Deadlines(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Deadlines(Strict, frozen=True, kw_only=True):
     """How long the job may spend in each phase, in seconds; the site's policy fills what is missing."""
 
     queue_s: Seconds | None = None
@@ -44,7 +44,7 @@ class Deadlines(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     run_s: Seconds | None = None
 
 
-class JobSpec(Work, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class JobSpec(Work, frozen=True, kw_only=True):
     """One submission. ``model`` and one of ``prompt``, ``messages``, ``input`` (or ``body``) are required."""
 
     model: Name
@@ -68,7 +68,7 @@ class JobSpec(Work, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     task: Task | None = None
 
 
-class Problem(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Problem(Record, frozen=True, kw_only=True):
     """One thing that is wrong with a submission."""
 
     #: Where: ``need.vram_mb``, ``messages[0].role``; empty for the submission as a whole.
@@ -195,9 +195,18 @@ def _value_at(body: bytes | msgspec.Raw, path: str) -> Any:
     """The value that stands at ``path``, for showing it; None where it cannot be found."""
     try:
         value: Any = msgspec.json.decode(body)
-        for step in re.findall(r"[^.\[\]]+", path):
-            value = value[int(step)] if isinstance(value, list) else value[step]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, KeyError, IndexError, ValueError, TypeError):
+        steps: list[str] = re.findall(r"[^.\[\]]+", path)
+        for step in steps:
+            value = cast("Any", value[int(step)] if isinstance(value, list) else value[step])
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+        UnicodeDecodeError,
+        KeyError,
+        IndexError,
+        ValueError,
+        TypeError,
+    ):
         return None
     return value
 

@@ -149,9 +149,7 @@ async def _ensure_bucket(connection: Connection, wanted: SiteStreams) -> None:
         await connection.js.key_value(subjects.LEASE_BUCKET)
     except nats.js.errors.NotFoundError:
         await connection.js.create_key_value(
-            KeyValueConfig(
-                bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas
-            )
+            KeyValueConfig(bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas)
         )
 
 

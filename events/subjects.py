@@ -77,9 +77,9 @@ def matches(pattern: str, subject: str) -> bool:
         return True
     wanted = pattern.split(".")
     given = subject.split(".")
-    for place, token in enumerate(wanted):
-        if token == ">":
+    for place, part in enumerate(wanted):
+        if part == ">":
             return len(given) > place
-        if place >= len(given) or token not in ("*", given[place]):
+        if place >= len(given) or part not in ("*", given[place]):
             return False
     return len(wanted) == len(given)

@@ -15,7 +15,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """The base of what people send: an unknown field is an error that names it."""
 
 
-class ChatMessage(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ChatMessage(Strict, frozen=True, kw_only=True):
     """One message of a chat. ``images`` are base64; ``content`` may be a list of parts as OpenAI clients send."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -26,7 +26,7 @@ class ChatMessage(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_
     tool_call_id: str | None = None
 
 
-class Work(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Work(Strict, frozen=True, kw_only=True):
     """The body of a job: exactly one of ``prompt`` (generate), ``messages`` (chat), ``input`` (embed), and settings."""
 
     prompt: str | None = None
@@ -42,7 +42,7 @@ class Work(Strict, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     options: dict[str, Any] | None = None
 
 
-class ObjectRef(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ObjectRef(Record, frozen=True, kw_only=True):
     """A body kept in the object store instead of the log."""
 
     object: str
@@ -51,7 +51,7 @@ class ObjectRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     digest: str
 
 
-class JobResult(Record, frozen=True, kw_only=True, omit_defaults=True):
+class JobResult(Record, frozen=True, kw_only=True):
     """What the runtime answered. Exactly one of ``text``, ``message`` and ``embeddings`` is set."""
 
     text: str | None = None

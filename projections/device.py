@@ -1,0 +1,74 @@
+"""Devices and the claims on their slots."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpukeeper.events.readings import ClaimBeat
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """One taken slot. ``epoch`` is the sequence of the `claimed` fact and fences all later acts."""
+
+    epoch: int
+    job: str
+    attempt: int
+    slot: int
+    route_seq: int
+    boot_id: str
+    instance_id: str
+    claimed_ns: int
+
+
+class Device(msgspec.Struct, frozen=True, array_like=True):
+    """One device as its agent described it last."""
+
+    host: str
+    id: str
+    #: Last sequence of the device's own subject.
+    seq: int
+    kind: str = "gpu"
+    name: str = ""
+    slots: int = 1
+    total_mb: int | None = None
+    headroom_mb: int = 0
+    unschedulable: str | None = None
+    parent: str | None = None
+    state: str = "healthy"
+    detail: str = ""
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return device_key(self.host, self.id)
+
+    def claim(self, epoch: int) -> Claim | None:
+        for claim in self.claims:
+            if claim.epoch == epoch:
+                return claim
+        return None
+
+    def claim_of(self, job: str) -> Claim | None:
+        for claim in self.claims:
+            if claim.job == job:
+                return claim
+        return None
+
+
+class Lapse(msgspec.Struct, frozen=True, array_like=True):
+    """A claim that ended while its job had not: the evidence that the job's own end will carry."""
+
+    host: str
+    device: str
+    epoch: int
+    #: The `claim_lapsed` (or `released`) fact.
+    seq: int
+    event_id: str
+    detail: str
+    last_beat: ClaimBeat | None = None
+    last_beat_at: str | None = None
+    silent_s: float | None = None
+
+
+def device_key(host: str, device: str) -> str:
+    return f"{host}/{device}"

@@ -1,0 +1,90 @@
+"""Keeps a site folded: snapshot, tail, then live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from gpukeeper.events.codec import Event, decode
+from gpukeeper.events.log import Follower, Log, Stored
+from gpukeeper.events.objects import Objects
+from gpukeeper.projections import snapshot
+from gpukeeper.projections.site import Retention, Site
+
+_log = structlog.get_logger("gpukeeper.projection")
+
+
+class SiteProjection:
+    """The site as the log says, as of :attr:`Site.seq`.
+
+    Args:
+        log: the log that is folded.
+        objects: where snapshots are; None folds from sequence 1 and stores none.
+        on_event: called after each event was folded. Must not block.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        objects: Objects | None = None,
+        retention: Retention | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._log = log
+        self._objects = objects
+        self._retention = retention or Retention()
+        self._on_event = on_event
+        self._follower: Follower | None = None
+        self.site = Site(self._retention)
+        #: Sequence of the snapshot it started from, 0 when it folded everything.
+        self.started_at = 0
+
+    async def start(self, *, catch_up_timeout_s: float = 600.0) -> None:
+        """Restore, then fold everything that the log holds by now.
+
+        Raises:
+            LogUnavailable: the log did not answer.
+            WaitTimedOut: the fold did not catch up in time.
+        """
+        if self._objects is not None:
+            restored = await snapshot.load(self._objects, self._log, self._retention)
+            if restored is not None:
+                self.site = restored
+                self.started_at = restored.seq
+        until = await self._log.last_seq()
+        self._follower = await self._log.follow(self._fold, after=self.site.seq)
+        await self._follower.wait_seen(until, catch_up_timeout_s)
+        _log.debug("projection_caught_up", seq=until, from_snapshot=self.started_at)
+
+    def _fold(self, stored: Stored) -> None:
+        event = decode(stored)
+        self.site.apply(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    async def wait_folded(self, seq: int, timeout_s: float = 30.0) -> None:
+        """Wait until ``seq`` is folded.
+
+        Raises:
+            WaitTimedOut: it was not within ``timeout_s``.
+        """
+        assert self._follower is not None, "start() first"
+        await self._follower.wait_seen(seq, timeout_s)
+
+    @property
+    def broken(self) -> asyncio.Future[None]:
+        """Carries the error when folding can never go on."""
+        assert self._follower is not None, "start() first"
+        return self._follower.broken
+
+    async def save(self) -> str | None:
+        """Store a snapshot, where there is a place for it."""
+        return None if self._objects is None else await snapshot.save(self._objects, self.site)
+
+    async def stop(self) -> None:
+        """Fold no more. May be called twice."""
+        if self._follower is not None:
+            await self._follower.stop()

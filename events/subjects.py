@@ -83,3 +83,16 @@ def matches(pattern: str, subject: str) -> bool:
         if place >= len(given) or part not in ("*", given[place]):
             return False
     return len(wanted) == len(given)
+
+
+def agent_ping(host_name: str) -> str:
+    """Where one agent answers that it lives."""
+    return f"gpuq.agent.{require_token(host_name, 'host')}.ping"
+
+
+def agent_output(host_name: str) -> str:
+    """Where one agent serves the tokens of its jobs again, from an offset."""
+    return f"gpuq.agent.{require_token(host_name, 'host')}.output"
+
+
+SCHEDULER_STATUS = "gpuq.scheduler.status"

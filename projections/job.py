@@ -63,6 +63,13 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     runtime: str
 
 
+class RouteSeq(msgspec.Struct, frozen=True, array_like=True):
+    """The last sequence of one job's route subject on one host."""
+
+    host: str
+    seq: int
+
+
 class CancelWish(msgspec.Struct, frozen=True, array_like=True):
     """Somebody wants the job ended."""
 
@@ -119,6 +126,14 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     cancel: CancelWish | None = None
     denials: tuple[Denial, ...] = ()
+    #: Last sequence of each route subject of this job, by host: what the next route there rests on.
+    route_seqs: tuple[RouteSeq, ...] = ()
+
+    def route_seq(self, host: str) -> int:
+        for known in self.route_seqs:
+            if known.host == host:
+                return known.seq
+        return 0
 
     @property
     def ended(self) -> bool:

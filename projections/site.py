@@ -21,7 +21,7 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.events.subjects import COMMAND_PREFIX
 from gpukeeper.projections.device import Claim, Device, Lapse, device_key
 from gpukeeper.projections.host import Host, Runtime
-from gpukeeper.projections.job import CancelWish, Denial, Job, Phase, Route
+from gpukeeper.projections.job import CancelWish, Denial, Job, Phase, Route, RouteSeq
 from gpukeeper.projections.queue import Queue
 
 _DENIALS_KEPT_MAX = 8
@@ -299,8 +299,16 @@ class Site:
         )
         self.lapses.pop(fact.job, None)
 
+    def _routed_at(self, event: Event, job_id: str, host: str) -> Job | None:
+        """Note the sequence of the route subject, whoever won: the next append to it rests on that."""
+        old = self.jobs.get(job_id)
+        if old is None:
+            return None
+        others = tuple(known for known in old.route_seqs if known.host != host)
+        return self._job(job_id, route_seqs=(*others, RouteSeq(host, event.seq)))
+
     def on_routed(self, event: Event, fact: route_facts.Routed) -> None:
-        old = self.jobs.get(fact.job)
+        old = self._routed_at(event, fact.job, fact.host)
         if old is None or old.phase is not Phase.WAITING:
             # Two leaders, or a job that moved on: the agent that tries this route loses at the job's sequence.
             return
@@ -315,7 +323,7 @@ class Site:
         )
 
     def on_unrouted(self, event: Event, fact: route_facts.Unrouted) -> None:
-        old = self.jobs.get(fact.job)
+        old = self._routed_at(event, fact.job, fact.host)
         if old is None or old.phase is not Phase.ROUTED or old.route is None or old.route.seq != fact.route_seq:
             return
         self._job(

@@ -1,0 +1,99 @@
+"""Commands of operators, and the clocks of jobs that wait."""
+
+from __future__ import annotations
+
+from gpukeeper.events import subjects
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.job import Cancelled, CancelRequested, Expired
+from gpukeeper.events.proposal import Proposal
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.site import CommandRefused
+from gpukeeper.projections.job import Job, Phase
+from gpukeeper.projections.site import Command, Site
+
+
+def decide_commands(site: Site, *, limit: int = 64) -> list[Proposal]:
+    """Answer commands in the order in which they came, one for each job in one look."""
+    proposals: list[Proposal] = []
+    busy: set[str] = set()
+    for command in site.commands.values():
+        if len(proposals) >= limit:
+            break
+        if command.job in busy:
+            continue
+        proposal = decide_command(site, command)
+        if proposal is not None:
+            proposals.append(proposal)
+        if command.job is not None:
+            busy.add(command.job)
+    return proposals
+
+
+def decide_command(site: Site, command: Command) -> Proposal | None:
+    """Answer one command; None while a submission that came before it is unanswered, which may be its job."""
+    if command.job is None:
+        return _refuse(command, Reason.INVALID_COMMAND, command.problem)
+    job = site.jobs.get(command.job)
+    if job is None:
+        if any(seq < command.seq for seq in site.submissions):
+            return None
+        return _refuse(command, Reason.UNKNOWN_JOB, f"no job {command.job!r} (or it ended and was forgotten)")
+    if job.ended:
+        return _refuse(command, Reason.ALREADY_ENDED, f"the job has {job.phase} already; ends are final")
+    if job.phase in (Phase.WAITING, Phase.ROUTED):
+        # Nobody executes it. An agent that is about to claim it loses at the job's sequence.
+        fact: Fact = Cancelled(job=job.id, actor=command.actor, reason=command.reason, command_seq=command.seq)
+    else:
+        fact = CancelRequested(job=job.id, actor=command.actor, reason=command.reason, command_seq=command.seq)
+    return Proposal(
+        subject=subjects.job(job.id),
+        fact=fact,
+        expected=job.seq,
+        aggregate=job.id,
+        correlationid=job.id,
+        causationid=command.event_id or None,
+        actor=command.actor,
+    )
+
+
+def _refuse(command: Command, reason: Reason, detail: str) -> Proposal:
+    fact = CommandRefused(command_seq=command.seq, actor=command.actor, reason=reason, detail=detail, job=command.job)
+    return Proposal(
+        subject=subjects.SITE,
+        fact=fact,
+        expected=None,
+        aggregate="site",
+        correlationid=command.job,
+        causationid=command.event_id or None,
+        actor=command.actor,
+    )
+
+
+def decide_expiries(site: Site, now_s: float, *, limit: int = 64) -> list[Proposal]:
+    """End jobs that waited longer than their queue clock allows."""
+    proposals: list[Proposal] = []
+    for job_id in site.live:
+        if len(proposals) >= limit:
+            break
+        job = site.jobs[job_id]
+        if job.phase not in (Phase.WAITING, Phase.ROUTED) or job.clocks is None:
+            continue
+        waited_s = now_s - job.accepted_ns / 1e9
+        if waited_s >= job.clocks.queue.limit_s:
+            proposals.append(_expire(job, waited_s))
+    return proposals
+
+
+def _expire(job: Job, waited_s: float) -> Proposal:
+    assert job.clocks is not None
+    clock = job.clocks.queue
+    why = f"; it waited for: {job.reason} {job.detail}".rstrip() if job.reason else ""
+    fact = Expired(
+        job=job.id,
+        clock="queue",
+        limit_s=clock.limit_s,
+        source=clock.source,
+        elapsed_s=round(waited_s, 3),
+        detail=f"not started in time{why}",
+    )
+    return Proposal(subject=subjects.job(job.id), fact=fact, expected=job.seq, aggregate=job.id, correlationid=job.id)

@@ -1,0 +1,136 @@
+"""Which devices could ever run a job, as far as the log knows. What is unknown is not infeasible."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gpukeeper.events.reasons import Reason
+from gpukeeper.projections.device import Device, device_key
+from gpukeeper.projections.host import Host, Runtime
+from gpukeeper.projections.site import Site
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What a job asks of the place it runs in. Equal wants have equal options."""
+
+    model: str
+    runtime: str | None = None
+    host: str | None = None
+    device: str | None = None
+    place: str = "any"
+    vram_mb: int | None = None
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One place that could run it."""
+
+    host: Host
+    runtime: Runtime
+    device: Device
+
+
+class Infeasible(msgspec.Struct, frozen=True):
+    """No place could, ever, as the site stands: the field that is at fault, and why."""
+
+    reason: Reason
+    path: str
+    detail: str
+    value: str
+
+
+def has_model(runtime: Runtime, model: str) -> bool | None:
+    """Whether the runtime lists ``model``; None where it did not say. ``m`` and ``m:latest`` are one model."""
+    if runtime.models is None:
+        return None
+    return (
+        model in runtime.models
+        or f"{model}:latest" in runtime.models
+        or model.removesuffix(":latest") in runtime.models
+    )
+
+
+def options(site: Site, want: Want) -> list[Option] | Infeasible:
+    """Every place that could run ``want``, or why none ever could.
+
+    An empty list means that nothing is known against it: no host has joined yet, or a runtime has not said what it has.
+    """
+    if not site.hosts:
+        return []
+    if want.host is not None and want.host not in site.hosts:
+        detail = f"no such host; known: {_some(site.hosts)}"
+        return Infeasible(Reason.UNKNOWN_HOST, "host", detail, want.host)
+    runtimes = list(_runtimes(site, want))
+    if not runtimes:
+        if want.runtime is None:
+            return []
+        names = {runtime.name for host in _hosts(site, want) for runtime in host.registry}
+        detail = f"no host lists a runtime of that name; known: {_some(names)}"
+        return Infeasible(Reason.UNKNOWN_RUNTIME, "runtime", detail, want.runtime)
+    with_model = [(host, runtime) for host, runtime in runtimes if has_model(runtime, want.model) is not False]
+    if not with_model:
+        models = {model for _, runtime in runtimes for model in runtime.models or ()}
+        close = difflib.get_close_matches(want.model, models, n=3)
+        detail = f"no runtime has it; {'close: ' + ', '.join(close) if close else 'known: ' + _some(models)}"
+        return Infeasible(Reason.UNKNOWN_MODEL, "model", detail, want.model)
+    return _on_devices(site, want, with_model)
+
+
+def _hosts(site: Site, want: Want) -> list[Host]:
+    return [host for host in site.hosts.values() if want.host in (None, host.name)]
+
+
+def _runtimes(site: Site, want: Want) -> Iterator[tuple[Host, Runtime]]:
+    for host in _hosts(site, want):
+        for runtime in host.registry:
+            if runtime.name in host.runtimes and want.runtime in (None, runtime.name):
+                yield host, runtime
+
+
+def _on_devices(site: Site, want: Want, runtimes: list[tuple[Host, Runtime]]) -> list[Option] | Infeasible:
+    found: list[Option] = []
+    named: list[Device] = []
+    too_small: list[Device] = []
+    for host, runtime in runtimes:
+        for device_id in runtime.devices or host.devices:
+            device = site.devices.get(device_key(host.name, device_id))
+            if device is None or device_id not in host.devices or want.device not in (None, device_id):
+                continue
+            if want.place not in ("any", device.kind):
+                continue
+            named.append(device)
+            if _never_fits(want, device):
+                too_small.append(device)
+                continue
+            found.append(Option(host, runtime, device))
+    if found:
+        return found
+    if too_small and len(too_small) == len(named):
+        largest = max(too_small, key=lambda device: device.total_mb or 0)
+        usable = (largest.total_mb or 0) - largest.headroom_mb
+        detail = f"more than any device has even when empty; the largest is {largest.key} with {usable} MB"
+        return Infeasible(Reason.NEED_EXCEEDS_DEVICES, "need.vram_mb", detail, str(want.vram_mb))
+    if want.device is not None and want.host is not None:
+        known = site.hosts[want.host].devices
+        detail = f"the host's runtimes use no such device; its devices: {_some(known)}"
+        return Infeasible(Reason.UNKNOWN_DEVICE, "device", detail, want.device)
+    if want.place != "any" and any(host.devices for host, _ in runtimes):
+        return Infeasible(Reason.UNKNOWN_DEVICE, "place", f"no {want.place} device runs this model", want.place)
+    return []
+
+
+def _never_fits(want: Want, device: Device) -> bool:
+    """Whether the need is larger than the device even when empty. Unknown on either side is not a no."""
+    if want.vram_mb is None or device.total_mb is None:
+        return False
+    return want.vram_mb > device.total_mb - device.headroom_mb
+
+
+def _some(names: Iterable[str], limit: int = 10) -> str:
+    known = sorted(names)
+    if not known:
+        return "none"
+    more = f" and {len(known) - limit} more" if len(known) > limit else ""
+    return ", ".join(known[:limit]) + more

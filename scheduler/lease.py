@@ -1,0 +1,60 @@
+"""Who leads: a key whose bucket forgets it after the lease's time.
+
+A lease is a hint for who works. It may be wrong for a moment; expected sequences on the log keep that harmless.
+"""
+
+from __future__ import annotations
+
+import nats.errors
+import nats.js.errors
+from nats.js.kv import KeyValue
+
+from gpukeeper.events.connection import Connection
+from gpukeeper.events.subjects import LEASE_BUCKET
+
+_KEY = "scheduler"
+
+
+class Lease:
+    """The scheduler's lease on one site."""
+
+    def __init__(self, connection: Connection, instance_id: str) -> None:
+        self._connection = connection
+        self._instance_id = instance_id
+        self._bucket: KeyValue | None = None
+        #: Revision of our own entry while we hold it.
+        self.revision = 0
+
+    @property
+    def held(self) -> bool:
+        return self.revision > 0
+
+    async def keep(self) -> bool:
+        """Take the lease when it is free, renew it when it is ours. Returns whether we hold it.
+
+        A bucket that does not answer leaves us without the lease: we stop deciding, which is always safe.
+        """
+        try:
+            if self._bucket is None:
+                self._bucket = await self._connection.js.key_value(LEASE_BUCKET)
+            value = self._instance_id.encode()
+            if self.held:
+                self.revision = await self._bucket.update(_KEY, value, last=self.revision)
+            else:
+                self.revision = await self._bucket.create(_KEY, value)
+        except (nats.js.errors.KeyWrongLastSequenceError, nats.js.errors.BadRequestError):
+            self.revision = 0
+        except (TimeoutError, nats.errors.Error, OSError):
+            self.revision = 0
+        return self.held
+
+    async def give_up(self) -> None:
+        """Let another scheduler take over at once."""
+        if not self.held or self._bucket is None:
+            return
+        revision, self.revision = self.revision, 0
+        try:
+            await self._bucket.delete(_KEY, last=revision)
+        except (TimeoutError, nats.errors.Error, OSError):
+            # It expires by itself.
+            return

@@ -1,0 +1,112 @@
+"""Which of the possible places a job goes to now: availability first, then a score whose terms are shown."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpukeeper.events.route import Candidate
+from gpukeeper.projections.job import Job
+from gpukeeper.projections.site import Site
+from gpukeeper.scheduler.config import ScoreWeights
+from gpukeeper.scheduler.feasible import Option, has_model
+from gpukeeper.scheduler.live import Live
+
+#: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
+_DENIED_FIRST_S = 5.0
+_DENIED_LIMIT_S = 60.0
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """One option with its score, or why it cannot begin now."""
+
+    option: Option
+    candidate: Candidate
+
+    @property
+    def immediate(self) -> bool:
+        return self.candidate.unavailable is None
+
+
+def unavailable(option: Option, live: Live, free_slots: int) -> str | None:
+    """Why this place cannot begin a job now, or None. The first reason that applies."""
+    host, runtime, device = option.host, option.runtime, option.device
+    if host.left:
+        return "its agent has stopped"
+    if not live.is_fresh(host.name):
+        known = live.hosts.get(host.name)
+        silent = "never heard" if known is None or known.beat is None else f"silent for {known.silent_s:.0f} s"
+        return f"its agent is {silent}"
+    if not runtime.healthy:
+        return f"runtime {runtime.name} does not answer: {runtime.detail}".rstrip(": ")
+    if runtime.suspect is not None:
+        return f"runtime {runtime.name} is suspect: {runtime.suspect}"
+    if device.unschedulable is not None:
+        return device.unschedulable
+    if device.state != "healthy":
+        return f"the device is {device.state}: {device.detail}".rstrip(": ")
+    if free_slots <= 0:
+        return "no free slot"
+    return None
+
+
+def denied_until_s(job: Job, option: Option) -> float | None:
+    """When this device may be asked again, in seconds of the server's clock, where it denied the job."""
+    for denial in job.denials:
+        if denial.host == option.host.name and denial.device == option.device.id:
+            wait_s = min(_DENIED_LIMIT_S, _DENIED_FIRST_S * 2 ** (denial.count - 1))
+            return denial.at_ns / 1e9 + wait_s
+    return None
+
+
+def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option, free: int, now_s: float) -> Ranked:
+    """Score one option for one job."""
+    host, runtime, device = option.host, option.runtime, option.device
+    why_not = unavailable(option, live, free)
+    terms: dict[str, float] = {}
+    if why_not is None:
+        again_s = denied_until_s(job, option)
+        if again_s is not None and now_s < again_s:
+            why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"
+    evidence = live.hosts.get(host.name)
+    reading = evidence.runtime(runtime.name) if evidence else None
+    resident = {model.model for model in (reading.resident or ())} if reading else set[str]()
+    warm = bool(resident) and has_model(msgspec.structs.replace(runtime, models=tuple(resident)), job.model) is True
+    if runtime.healthy:
+        terms["runtime_up"] = weights.runtime_up
+    if warm:
+        terms["warm"] = weights.warm
+    elif resident:
+        terms["evicts"] = weights.evicts
+    else:
+        terms["fits"] = weights.fits
+    if free == device.slots:
+        terms["idle"] = weights.idle
+    queued = len(site.routed.get(device.key, ()))
+    if queued:
+        terms["queued"] = weights.queued * queued
+    candidate = Candidate(
+        host=host.name,
+        device=device.id,
+        runtime=runtime.name,
+        score=sum(terms.values()),
+        terms=terms,
+        unavailable=why_not,
+    )
+    return Ranked(option, candidate)
+
+
+def best(ranked: list[Ranked], origin: str | None) -> Ranked | None:
+    """The immediate option with the highest score; the host that took the job on a tie, then by name."""
+    immediate = [one for one in ranked if one.immediate]
+    if not immediate:
+        return None
+    return min(
+        immediate,
+        key=lambda one: (
+            -one.candidate.score,
+            one.candidate.host != origin,
+            one.candidate.host,
+            one.candidate.device,
+            one.candidate.runtime,
+        ),
+    )

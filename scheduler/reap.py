@@ -1,0 +1,163 @@
+"""Claims whose agent fell silent, and jobs that lost their claim.
+
+A claim lapses when its host was silent for the claim's time to live, counted only while this observer could hear, and
+the agent does not answer a direct question. When every agent is silent at once the observer is suspected first: it
+waits one more time to live, unless the broker itself vouches that the agent is gone (nobody listens on the agent's
+subject, while the broker answers us).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from gpukeeper.events import subjects
+from gpukeeper.events.device import ClaimLapsed
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.job import Cancelled, Lost, Waiting
+from gpukeeper.events.proposal import Proposal
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.route import Unrouted
+from gpukeeper.projections.device import Claim, Device, Lapse
+from gpukeeper.projections.job import Job, Phase
+from gpukeeper.projections.site import Site
+from gpukeeper.scheduler.config import SchedulerConfig
+from gpukeeper.scheduler.live import HostLive, Live
+
+#: What a direct question to an agent gave: an answer, nobody listening, or nothing in time.
+Probe = Literal["answered", "nobody", "silent"]
+
+
+def suspects(site: Site, live: Live, config: SchedulerConfig) -> list[str]:
+    """Hosts that hold claims or routes and were silent for the time to live: whom to ask directly."""
+    concerned = {device.host for device in site.devices.values() if device.claims}
+    concerned |= {key.partition("/")[0] for key, jobs in site.routed.items() if jobs}
+    return sorted(name for name in concerned if live.host(name).silent_s >= config.claim_ttl_s)
+
+
+def decide_lapses(site: Site, live: Live, config: SchedulerConfig, probes: Mapping[str, Probe]) -> list[Proposal]:
+    """End claims that nobody holds any more, one for each device in one look."""
+    all_silent = not any(live.is_fresh(name) for name, host in site.hosts.items() if not host.left)
+    proposals: list[Proposal] = []
+    for device in site.devices.values():
+        known = live.host(device.host)
+        for claim in device.claims:
+            why = _why_lapsed(claim, known, config, probes.get(device.host), all_silent=all_silent)
+            if why is not None:
+                proposals.append(_lapse(device, claim, known, why))
+                break
+    return proposals
+
+
+def _why_lapsed(
+    claim: Claim, known: HostLive, config: SchedulerConfig, probe: Probe | None, *, all_silent: bool
+) -> str | None:
+    """In words why ``claim`` is held by nobody, or None while that is not proven."""
+    ttl_s = config.claim_ttl_s
+    unlisted_s = known.unlisted_s.get(claim.epoch, 0.0)
+    if unlisted_s >= ttl_s:
+        return f"its agent is heard and has not listed the claim for {unlisted_s:.0f} s (limit {ttl_s:g} s)"
+    if known.silent_s < ttl_s or probe is None or probe == "answered":
+        return None
+    if probe == "nobody":
+        return f"no heartbeat for {known.silent_s:.0f} s (limit {ttl_s:g} s), and no agent is connected to the broker"
+    if all_silent and known.silent_s < 2 * ttl_s:
+        return None
+    others = "every agent is silent, waited twice the limit" if all_silent else "other agents are heard"
+    return f"no heartbeat for {known.silent_s:.0f} s (limit {ttl_s:g} s), and no answer to a probe; {others}"
+
+
+def _lapse(device: Device, claim: Claim, known: HostLive, why: str) -> Proposal:
+    beat = known.beat
+    fact = ClaimLapsed(
+        host=device.host,
+        device=device.id,
+        epoch=claim.epoch,
+        job=claim.job,
+        reason=Reason.CLAIM_LAPSED,
+        detail=why,
+        last_beat=known.claim(claim.epoch),
+        last_beat_at=beat.sent_at if beat else None,
+        silent_s=round(known.silent_s, 1),
+    )
+    return Proposal(
+        subject=subjects.device(device.host, device.id),
+        fact=fact,
+        expected=device.seq,
+        aggregate=device.key,
+        correlationid=claim.job,
+        epoch=claim.epoch,
+    )
+
+
+def decide_withdrawals(site: Site, live: Live, config: SchedulerConfig, probes: Mapping[str, Probe]) -> list[Proposal]:
+    """Take back routes that an agent will not follow: it left, or it is silent and does not answer."""
+    proposals: list[Proposal] = []
+    for key, jobs in site.routed.items():
+        host_name = key.partition("/")[0]
+        host = site.hosts.get(host_name)
+        silent_s = live.host(host_name).silent_s
+        if host is not None and host.left:
+            why = "the agent of its host has stopped"
+        elif silent_s >= config.claim_ttl_s and probes.get(host_name) in ("nobody", "silent"):
+            why = f"the agent of its host is silent for {silent_s:.0f} s"
+        else:
+            continue
+        proposals.extend(_unroute(site.jobs[job_id], Reason.NO_ROUTE, why, None) for job_id in jobs)
+    return proposals
+
+
+def _unroute(job: Job, reason: Reason, detail: str, causation: str | None) -> Proposal:
+    assert job.route is not None
+    fact = Unrouted(job=job.id, host=job.route.host, route_seq=job.route.seq, reason=reason, detail=detail)
+    return Proposal(
+        subject=subjects.route(job.route.host, job.id),
+        fact=fact,
+        expected=job.route_seq(job.route.host),
+        aggregate=job.id,
+        correlationid=job.id,
+        causationid=causation,
+    )
+
+
+def decide_orphans(site: Site) -> list[Proposal]:
+    """Give every job that lost its claim its explicit next state."""
+    return [_orphan(site.jobs[job_id], lapse) for job_id, lapse in site.lapses.items()]
+
+
+def _orphan(job: Job, lapse: Lapse) -> Proposal:
+    """Started: nobody knows how it ended. Not started: it was surely not executed, and is queued again."""
+    if job.phase is Phase.ROUTED:
+        return _unroute(job, Reason.CLAIM_LAPSED, lapse.detail, lapse.event_id)
+    fact: Fact
+    if job.phase is Phase.RUNNING:
+        fact = Lost(
+            job=job.id,
+            epoch=lapse.epoch,
+            host=lapse.host,
+            device=lapse.device,
+            reason=Reason.OUTCOME_UNKNOWN,
+            detail=f"it was running when its claim lapsed: {lapse.detail}",
+            last_beat=lapse.last_beat,
+            last_beat_at=lapse.last_beat_at,
+            silent_s=lapse.silent_s,
+        )
+    elif job.cancel is not None:
+        fact = Cancelled(
+            job=job.id,
+            actor=job.cancel.actor,
+            reason=job.cancel.reason,
+            command_seq=job.cancel.command_seq,
+            epoch=lapse.epoch,
+        )
+    else:
+        fact = Waiting(job=job.id, reason=Reason.CLAIM_LAPSED, detail=lapse.detail, epoch=lapse.epoch)
+    return Proposal(
+        subject=subjects.job(job.id),
+        fact=fact,
+        expected=job.seq,
+        aggregate=job.id,
+        correlationid=job.id,
+        causationid=lapse.event_id or None,
+        epoch=lapse.epoch,
+    )

@@ -1,0 +1,169 @@
+"""From the queue to devices: who goes where now, and why the others wait."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpukeeper.events import subjects
+from gpukeeper.events.job import Unroutable, Waiting
+from gpukeeper.events.proposal import Proposal
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.route import Routed
+from gpukeeper.projections.job import Job
+from gpukeeper.projections.site import Site
+from gpukeeper.scheduler.config import SchedulerConfig
+from gpukeeper.scheduler.feasible import Infeasible, Option, Want, options
+from gpukeeper.scheduler.live import Live
+from gpukeeper.scheduler.rank import Ranked, best, rank
+
+#: How many candidates a `routed` fact shows.
+_CANDIDATES_SHOWN_MAX = 16
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Why a job is not going anywhere now."""
+
+    reason: Reason
+    detail: str
+
+
+def want_of(job: Job) -> Want:
+    return Want(job.model, job.runtime, job.host, job.device, job.place, job.vram_mb)
+
+
+class Router:
+    """One look over the queue. Slots that it gives out are gone for the rest of the look."""
+
+    def __init__(self, site: Site, live: Live, config: SchedulerConfig, now_s: float) -> None:
+        self._site = site
+        self._live = live
+        self._weights = config.weights
+        self._now_s = now_s
+        self._free = {key: site.free_slots(device) for key, device in site.devices.items()}
+        self._options: dict[Want, list[Option] | Infeasible] = {}
+
+    def any_free(self) -> bool:
+        return any(free > 0 for free in self._free.values())
+
+    def choose(self, job: Job) -> tuple[Ranked, list[Ranked]] | Verdict:
+        """The place to send ``job`` to now, with every candidate, or why there is none."""
+        want = want_of(job)
+        found = self._options.get(want)
+        if found is None:
+            found = self._options[want] = options(self._site, want)
+        if isinstance(found, Infeasible):
+            return Verdict(Reason.NO_ROUTE, f"{found.path} {found.value!r}: {found.detail}")
+        if not found:
+            return Verdict(Reason.NO_ROUTE, "no host offers it yet")
+        ranked = [
+            rank(self._site, self._live, self._weights, job, option, self._free.get(option.device.key, 0), self._now_s)
+            for option in found
+        ]
+        chosen = best(ranked, job.origin)
+        if chosen is not None:
+            return chosen, ranked
+        return _verdict(ranked)
+
+    def take(self, option: Option) -> None:
+        self._free[option.device.key] -= 1
+
+
+def _verdict(ranked: list[Ranked]) -> Verdict:
+    """Waiting for a slot beats waiting for a repair: the mildest reason is the one that will end the wait."""
+    reasons = [one.candidate.unavailable or "" for one in ranked]
+    shown = "; ".join(
+        f"{one.candidate.host}/{one.candidate.device} {one.candidate.runtime}: {why}"
+        for one, why in list(zip(ranked, reasons, strict=True))[:4]
+    )
+    if any(why == "no free slot" for why in reasons):
+        return Verdict(Reason.CAPACITY, "every device that could take it is in use")
+    if any(why.startswith("it denied the job") for why in reasons):
+        return Verdict(Reason.DENIED, shown)
+    return Verdict(Reason.NO_ROUTE, shown)
+
+
+def decide_routes(site: Site, live: Live, config: SchedulerConfig, now_s: float, *, limit: int = 64) -> list[Proposal]:
+    """Send waiting jobs to devices that can begin now, in queue order; what cannot go lets others pass."""
+    if not len(site.queue):
+        return []
+    router = Router(site, live, config, now_s)
+    proposals: list[Proposal] = []
+    #: Wants that found nothing: the same want further back finds nothing either.
+    hopeless: set[Want] = set()
+    for job_id in site.queue:
+        if len(proposals) >= limit or not router.any_free():
+            break
+        job = site.jobs[job_id]
+        want = want_of(job)
+        if want in hopeless:
+            continue
+        choice = router.choose(job)
+        if isinstance(choice, Verdict):
+            if not job.denials:
+                hopeless.add(want)
+            continue
+        chosen, ranked = choice
+        router.take(chosen.option)
+        proposals.append(_route(job, chosen, ranked))
+    return proposals
+
+
+def _route(job: Job, chosen: Ranked, ranked: list[Ranked]) -> Proposal:
+    place = chosen.candidate
+    shown = sorted((one.candidate for one in ranked), key=lambda c: (c.unavailable is not None, -c.score))
+    fact = Routed(
+        job=job.id,
+        host=place.host,
+        device=place.device,
+        runtime=place.runtime,
+        submission_seq=job.submission_seq,
+        job_seq=job.seq,
+        attempt=job.attempt + 1,
+        score=place.score,
+        why="immediate, " + ("the only candidate" if len(ranked) == 1 else f"best of {len(ranked)}"),
+        candidates=tuple(shown[:_CANDIDATES_SHOWN_MAX]),
+    )
+    return Proposal(
+        subject=subjects.route(place.host, job.id),
+        fact=fact,
+        expected=job.route_seq(place.host),
+        aggregate=job.id,
+        correlationid=job.id,
+    )
+
+
+def decide_waits(site: Site, live: Live, config: SchedulerConfig, now_s: float, *, limit: int = 64) -> list[Proposal]:
+    """Say why jobs wait where the reason changed, and answer those that did not want to wait."""
+    router = Router(site, live, config, now_s)
+    seen: dict[Want, Verdict | None] = {}
+    proposals: list[Proposal] = []
+    for job_id in site.queue:
+        if len(proposals) >= limit:
+            break
+        job = site.jobs[job_id]
+        want = want_of(job)
+        if job.denials or want not in seen:
+            choice = router.choose(job)
+            verdict = choice if isinstance(choice, Verdict) else None
+            if not job.denials:
+                seen[want] = verdict
+        else:
+            verdict = seen[want]
+        if verdict is None:
+            continue
+        if job.on_capacity == "reject":
+            fact = Unroutable(job=job.id, reason=verdict.reason, detail=verdict.detail)
+        elif job.reason != verdict.reason:
+            fact = Waiting(job=job.id, reason=verdict.reason, detail=verdict.detail)
+        else:
+            continue
+        proposals.append(
+            Proposal(
+                subject=subjects.job(job.id),
+                fact=fact,
+                expected=job.seq,
+                aggregate=job.id,
+                correlationid=job.id,
+            )
+        )
+    return proposals

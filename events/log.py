@@ -97,7 +97,7 @@ class Log(Protocol):
         ...
 
     async def last(self, subject: str) -> Stored | None:
-        """The newest message of a literal subject, read from the leader.
+        """The newest message of a literal subject (or under a pattern), read from the leader.
 
         Raises:
             LogUnavailable: the log did not answer.

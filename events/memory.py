@@ -78,6 +78,8 @@ class MemoryLog:
 
     async def last(self, subject: str) -> Stored | None:
         self._require_readable()
+        if "*" in subject or ">" in subject:
+            return next((m for m in reversed(self._messages) if matches(subject, m.subject)), None)
         seq = self._last_of.get(subject)
         return self._messages[seq - 1] if seq else None
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from gpukeeper.events.fact import Fact, Record
+from gpukeeper.events.job import Clocks
 from gpukeeper.events.reasons import Reason
 
 
@@ -36,6 +37,8 @@ class Routed(Fact, frozen=True, kw_only=True):
     #: The job's own sequence that this was decided on.
     job_seq: int
     attempt: int
+    #: The deadlines that the agent keeps.
+    clocks: Clocks
     score: float = 0.0
     why: str = ""
     candidates: tuple[Candidate, ...] = ()

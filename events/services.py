@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import nats.errors
 import structlog
-from nats.micro import add_service
 from nats.micro.request import Request
-from nats.micro.service import Service
+from nats.micro.service import Service, ServiceConfig
 
 import gpukeeper
 from gpukeeper.events.connection import Connection
@@ -46,13 +45,11 @@ async def serve(
     metadata: Mapping[str, str] | None = None,
 ) -> Services:
     """Offer ``endpoints`` (name -> subject and answer) under one service name."""
-    service = await add_service(
-        connection.client,
-        name=name,
-        version=gpukeeper.__version__,
-        description=description,
-        metadata=dict(metadata or {}),
+    config = ServiceConfig(
+        name=name, version=gpukeeper.__version__, description=description, metadata=dict(metadata or {})
     )
+    service = Service(connection.client, config)
+    await service.start()
     for endpoint, (subject, answer) in endpoints.items():
 
         async def handle(request: Request, answer: Answer = answer) -> None:

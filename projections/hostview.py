@@ -8,6 +8,7 @@ from gpukeeper.events import device as device_facts
 from gpukeeper.events import host as host_facts
 from gpukeeper.events import route as route_facts
 from gpukeeper.events.codec import Event
+from gpukeeper.events.job import Clocks
 from gpukeeper.projections.device import Claim, device_key
 from gpukeeper.projections.site import Site
 
@@ -22,6 +23,7 @@ class PendingRoute(msgspec.Struct, frozen=True, kw_only=True):
     submission_seq: int
     job_seq: int
     attempt: int
+    clocks: Clocks
 
 
 class HostView:
@@ -56,6 +58,7 @@ class HostView:
             for job_id in site.routed.get(device_key(host, device.id), ()):
                 job = site.jobs[job_id]
                 assert job.route is not None
+                assert job.clocks is not None
                 view.routes[job_id] = PendingRoute(
                     seq=job.route.seq,
                     job=job_id,
@@ -64,6 +67,7 @@ class HostView:
                     submission_seq=job.submission_seq,
                     job_seq=job.seq,
                     attempt=job.attempt,
+                    clocks=job.clocks,
                 )
         return view
 
@@ -82,6 +86,7 @@ class HostView:
                 submission_seq=fact.submission_seq,
                 job_seq=fact.job_seq,
                 attempt=fact.attempt,
+                clocks=fact.clocks,
             )
         elif isinstance(fact, route_facts.Unrouted):
             pending = self.routes.get(fact.job)

@@ -109,6 +109,7 @@ def decide_routes(site: Site, live: Live, config: SchedulerConfig, now_s: float,
 
 
 def _route(job: Job, chosen: Ranked, ranked: list[Ranked]) -> Proposal:
+    assert job.clocks is not None, "a waiting job was accepted with its clocks"
     place = chosen.candidate
     shown = sorted((one.candidate for one in ranked), key=lambda c: (c.unavailable is not None, -c.score))
     fact = Routed(
@@ -119,6 +120,7 @@ def _route(job: Job, chosen: Ranked, ranked: list[Ranked]) -> Proposal:
         submission_seq=job.submission_seq,
         job_seq=job.seq,
         attempt=job.attempt + 1,
+        clocks=job.clocks,
         score=place.score,
         why="immediate, " + ("the only candidate" if len(ranked) == 1 else f"best of {len(ranked)}"),
         candidates=tuple(shown[:_CANDIDATES_SHOWN_MAX]),

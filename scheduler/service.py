@@ -23,7 +23,7 @@ from gpukeeper.events.connection import Connection
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
 from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.job import Accepted
-from gpukeeper.events.log import Appended, Follower, Outcome, Refused, Stored
+from gpukeeper.events.log import Appended, Follower, Refused, Stored, Unanswered
 from gpukeeper.events.objects import JetStreamObjects
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.readings import Heartbeat
@@ -119,7 +119,7 @@ class SchedulerService:
             self.leading.clear()
             for task in ends:
                 task.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await asyncio.wait(ends)
 
     # --- what is heard
 
@@ -223,7 +223,7 @@ class SchedulerService:
         if newest:
             await self.projection.wait_folded(newest)
 
-    async def _on_lost(self, proposal: Proposal, outcome: Outcome) -> None:
+    async def _on_lost(self, proposal: Proposal, outcome: Refused | Unanswered) -> None:
         """Somebody else wrote first, or the log takes nothing: look again before deciding again."""
         code = outcome.code if isinstance(outcome, Refused) else "unanswered"
         _log.info("append_lost", subject=proposal.subject, type=proposal.fact.TYPE, code=code, detail=outcome.detail)

@@ -88,11 +88,6 @@ class Lane:
             raise LaneStuck(f"no answer within {limit_s:g} s")
         return answer.result()
 
-    async def settled(self) -> None:
-        """Wait until no call is stuck. Unbounded by itself: the caller sets a limit."""
-        if self._stuck is not None:
-            await asyncio.wait({asyncio.wrap_future(self._stuck.done)})
-
     async def close(self, *, limit_s: float) -> bool:
         """End the thread once it is idle, waiting at most ``limit_s``. Returns whether it has ended."""
         if not self._closed:

@@ -43,16 +43,23 @@ def meminfo(tmp_path: Path) -> Path:
 async def source(nvml: NvmlStub, meminfo: Path) -> AsyncIterator[NvmlSource]:
     made = NvmlSource(now=Moments(), limit_s=LIMIT_S, meminfo=meminfo)
     yield made
-    nvml.release_all()
-    await made.close()
+    await ended(nvml, made)
 
 
 @pytest.fixture
 async def hasty(nvml: NvmlStub, meminfo: Path) -> AsyncIterator[NvmlSource]:
     made = NvmlSource(now=Moments(), limit_s=HANG_LIMIT_S, meminfo=meminfo)
     yield made
+    await ended(nvml, made)
+
+
+async def ended(nvml: NvmlStub, source: NvmlSource) -> None:
+    """Close, and wait for threads that were stuck: the next test counts threads."""
     nvml.release_all()
-    await made.close()
+    await source.close()
+    async with asyncio.timeout(LIMIT_S):
+        while gpu_threads():
+            await asyncio.sleep(0)
 
 
 def gpu_threads() -> list[str]:
@@ -413,6 +420,13 @@ async def test_an_initialisation_that_hangs_is_a_problem_in_words(nvml: NvmlStub
 
     assert await hasty.find() == ()
     assert hasty.problem() == "NVML: no answer within 0.5 s"
+
+
+async def test_more_gpus_than_are_looked_at_are_a_problem_in_words(nvml: NvmlStub, source: NvmlSource) -> None:
+    nvml.host(*(Gpu(uuid=f"GPU-{number}") for number in range(65)))
+
+    assert len(await source.find()) == 64
+    assert source.problem() == "NVML lists 65 GPUs, 64 are used"
 
 
 async def test_closing_ends_the_threads_and_may_be_repeated(nvml: NvmlStub, meminfo: Path) -> None:

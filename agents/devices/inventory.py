@@ -1,0 +1,149 @@
+"""All devices of this host: what is found, with what the configuration says about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from gpukeeper.agents.config import AgentConfig, DeviceConfig
+from gpukeeper.agents.devices.hostmemory import PROC_MEMINFO, HostMemorySource
+from gpukeeper.agents.devices.nvml import NvmlSource
+from gpukeeper.agents.devices.port import Device, DeviceSource
+from gpukeeper.agents.devices.static import StaticSource
+from gpukeeper.agents.instants import utc_text
+from gpukeeper.events.errors import ConfigError
+from gpukeeper.events.readings import DeviceReading
+
+NOT_FOUND = "declared, not found"
+
+
+class Inventory:
+    """Finds and reads the devices of one host.
+
+    A declared device never vanishes: an NVML device that is not there is listed under its id as "declared, not found"
+    and reads ``lost`` or ``unknown``. What is declared about a found device (slots, headroom, an upper limit) is added
+    to what was found.
+
+    Raises:
+        ConfigError: two devices of one id, or a kind that its source cannot have.
+    """
+
+    def __init__(self, config: AgentConfig, *, now: Callable[[], datetime], meminfo: Path = PROC_MEMINFO) -> None:
+        _check(config.devices)
+        self._now = now
+        self._find_devices = config.find_devices
+        self._declared_nvml = {each.id: each for each in config.devices if each.source == "nvml"}
+        cpus = tuple(_declared(each) for each in config.devices if each.source == "cpu")
+        statics = tuple(_declared(each) for each in config.devices if each.source == "static")
+        limit_s = config.reading_timeout_s
+        self._sources: list[DeviceSource] = []
+        self._nvml: NvmlSource | None = None
+        if config.find_devices or self._declared_nvml:
+            self._nvml = NvmlSource(now=now, limit_s=limit_s, meminfo=meminfo)
+            self._sources.append(self._nvml)
+        if cpus:
+            self._sources.append(HostMemorySource(cpus, now=now, limit_s=limit_s, meminfo=meminfo))
+        if statics:
+            self._sources.append(StaticSource(statics, now=now))
+        self._order = {each.id: place for place, each in enumerate(config.devices)}
+        self._devices: dict[str, tuple[Device, DeviceSource]] | None = None
+
+    async def find(self) -> tuple[Device, ...]:
+        """Look again. Declared devices first, in the order of the configuration, then found ones in the driver's."""
+        answers = await asyncio.gather(*(source.find() for source in self._sources))
+        found: dict[str, tuple[Device, DeviceSource]] = {}
+        for source, devices in zip(self._sources, answers, strict=True):
+            for device in devices:
+                if source is self._nvml:
+                    declared = self._declared_nvml.get(device.id)
+                    if declared is not None:
+                        found[device.id] = (_configured(device, declared), source)
+                    elif self._find_devices and device.id not in self._order:
+                        found[device.id] = (device, source)
+                else:
+                    found[device.id] = (device, source)
+        if self._nvml is not None:
+            for device_id, declared in self._declared_nvml.items():
+                found.setdefault(device_id, (_declared(declared), self._nvml))
+        last = len(self._order)
+        # Sorting is stable: found devices keep the driver's order behind the declared ones.
+        self._devices = dict(sorted(found.items(), key=lambda item: self._order.get(item[0], last)))
+        return tuple(device for device, _ in self._devices.values())
+
+    async def read(self, device_id: str) -> DeviceReading:
+        """Measure one device. One that this host does not have reads ``unknown``."""
+        entry = (await self._listed()).get(device_id)
+        if entry is None:
+            return DeviceReading(
+                device=device_id,
+                source="none",
+                read_at=utc_text(self._now()),
+                state="unknown",
+                error="this host has no device of that id",
+            )
+        device, source = entry
+        return await source.read(device)
+
+    async def read_all(self) -> dict[str, DeviceReading]:
+        """Measure every device at the same time, by id, in the order of :meth:`find`."""
+        listed = await self._listed()
+        readings = await asyncio.gather(*(source.read(device) for device, source in listed.values()))
+        return dict(zip(listed, readings, strict=True))
+
+    def problems(self) -> list[str]:
+        """What a user should know about, in sentences without their full stops; empty when all is well."""
+        found = [text for source in self._sources if (text := source.problem()) is not None]
+        found += [
+            f"{device.id}: {NOT_FOUND}" for device, _ in (self._devices or {}).values() if device.name == NOT_FOUND
+        ]
+        found += [
+            f"{device.id} ({device.name}): {device.unschedulable}"
+            for device, _ in (self._devices or {}).values()
+            if device.unschedulable is not None
+        ]
+        return found
+
+    async def close(self) -> None:
+        """Give up all sources. May be called twice."""
+        await asyncio.gather(*(source.close() for source in self._sources))
+
+    async def _listed(self) -> dict[str, tuple[Device, DeviceSource]]:
+        if self._devices is None:
+            await self.find()
+        return self._devices or {}
+
+
+def _check(devices: tuple[DeviceConfig, ...]) -> None:
+    seen: set[str] = set()
+    for each in devices:
+        if each.id in seen:
+            raise ConfigError(f"devices: {each.id} is declared twice", field="devices", device=each.id)
+        seen.add(each.id)
+        fits = {"nvml": "gpu", "cpu": "cpu", "static": each.kind}[each.source]
+        if each.kind not in (None, fits):
+            raise ConfigError(
+                f"devices: {each.id} is read from {each.source}, so its kind is {fits}, not {each.kind}",
+                field="devices",
+                device=each.id,
+            )
+
+
+def _declared(config: DeviceConfig) -> Device:
+    """A device of which only the declaration is known."""
+    names = {"nvml": NOT_FOUND, "cpu": "host memory", "static": "declared"}
+    return Device(
+        id=config.id,
+        kind=config.kind or ("cpu" if config.source == "cpu" else "gpu"),
+        name=names[config.source],
+        slots=config.slots,
+        headroom_mb=config.headroom_mb,
+        limit_mb=config.total_mb,
+    )
+
+
+def _configured(device: Device, config: DeviceConfig) -> Device:
+    return msgspec.structs.replace(device, slots=config.slots, headroom_mb=config.headroom_mb, limit_mb=config.total_mb)

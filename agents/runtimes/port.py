@@ -73,7 +73,9 @@ class Provider(Protocol):
         """
         ...
 
-    def run(self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None) -> AsyncIterator[Token | Done]:
+    def run(
+        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+    ) -> AsyncIterator[Token | Done]:
         """Do the work: zero or more :class:`Token`, then exactly one :class:`Done`.
 
         Closing the iterator early closes the connection, which is how the runtime is told to stop.

@@ -1,7 +1,7 @@
 """One thin layer over httpx that speaks of failures in the closed list of reasons.
 
-Connecting takes a few seconds at most. Reading has no limit of its own: a caller has a deadline and cancels the
-task, which closes the connection. Sizes are bounded. Nothing is sent twice.
+Connecting takes a few seconds at most. Reading has no limit of its own: a caller has a deadline and
+cancels its task, which closes the connection. Sizes are bounded. Nothing is sent twice.
 """
 
 from __future__ import annotations

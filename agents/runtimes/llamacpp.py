@@ -1,6 +1,6 @@
 """A llama.cpp server (``llama-server``): one process, one model, chosen when it was started.
 
-It answers any model's name with the one it has, so what it serves is read from it and compared with what was asked.
+It answers any model's name with the one it has, so what it serves is read and compared with what was asked.
 It does not say how much of the model sits in VRAM; that is left to the device's own reading.
 """
 
@@ -17,7 +17,7 @@ from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes import openai_chat
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.names import all_names, canonical, same_model
+from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
 from gpukeeper.events.readings import Activity, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -132,15 +132,26 @@ class LlamaCpp:
             models=_names(models, path),
         )
 
+    def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        resident = reading.resident or ()
+        if len(resident) == 1 and any(same_model(name, model) for name in reading.models or ()):
+            return resident[0]
+        return find_resident(resident, model)
+
     async def model_bytes(self, model: str) -> int | None:
         served = await attempt(self._served(model), "/v1/models", self._look_timeout_s)
         return None if isinstance(served, RuntimeFailure) else _resident(served).size_bytes
 
-    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (contract)
+    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
         await self._served(model)
 
     async def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self,
+        model: str,
+        task: Task,
+        work: Work,
+        *,
+        keep_alive_s: int | None = None,  # noqa: ARG002 (the server keeps its model for life)
     ) -> AsyncGenerator[Token | Done]:
         match task:
             case "generate":
@@ -241,13 +252,13 @@ class LlamaCpp:
             if any(same_model(name, model) for name in (served.id, *(served.aliases or ()))):
                 return served
         props = await attempt(self._http.get("/props", _props), "/props", self._look_timeout_s)
-        if not isinstance(props, RuntimeFailure) and props.model_path and len(models.data) == 1:
-            if same_model(props.model_path, model):
-                return models.data[0]
+        path = None if isinstance(props, RuntimeFailure) else props.model_path
+        if path and len(models.data) == 1 and same_model(path, model):
+            return models.data[0]
         has = ", ".join(served.id for served in models.data) or "no model"
         raise RuntimeFailure(
             Reason.LOAD_FAILED,
-            f"{self._config.name} serves {has}, and cannot load {model}: it has one model for life",
+            f"{self._config.name} serves {has} for life, and cannot load {model}",
         )
 
     async def _check_answered(self, model: str, answered: str | None) -> None:
@@ -293,8 +304,7 @@ def _names(models: _Models, path: str | None) -> tuple[str, ...]:
         for name in (served.id, *(served.aliases or ())):
             names.update(dict.fromkeys(all_names(name)))
     if path and len(models.data) == 1:
-        file = path.replace("\\", "/").rsplit("/", 1)[-1]
-        names.update(dict.fromkeys((*all_names(file),)))
+        names.update(dict.fromkeys(all_names(path)))
     return tuple(names)
 
 

@@ -17,7 +17,7 @@ def canonical(name: str) -> str:
     """
     name = name.strip()
     if name.lower().endswith(_GGUF):
-        return name.replace("\\", "/").rsplit("/", 1)[-1][: -len(_GGUF)]
+        return _file(name)[: -len(_GGUF)]
     return name.removesuffix(_LATEST)
 
 
@@ -32,6 +32,10 @@ def find_resident(resident: Iterable[ResidentModel], model: str) -> ResidentMode
 
 
 def all_names(name: str) -> tuple[str, ...]:
-    """``name`` and its canonical form, for catalogues that are searched literally."""
-    short = canonical(name)
-    return (name,) if short == name else (name, short)
+    """The names of the same model from long to short, for catalogues that are searched literally."""
+    file = _file(name) if name.lower().endswith(_GGUF) else name
+    return tuple(dict.fromkeys((name, file, canonical(name))))
+
+
+def _file(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]

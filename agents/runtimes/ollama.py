@@ -8,15 +8,13 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
 from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
-from gpukeeper.events.readings import RuntimeReading
+from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -44,37 +42,40 @@ class Ollama:
 
     async def look(self) -> RuntimeReading:
         limit_s = self._look_timeout_s
-        now = datetime.now(UTC)
+        read_at = utc_now()
         ps, tags = await asyncio.gather(
-            attempt(self._http.get("/api/ps", wire.ps_decoder), "/api/ps", limit_s),
-            attempt(self._http.get("/api/tags", wire.tags_decoder), "/api/tags", limit_s),
+            attempt(self._resident(), "/api/ps", limit_s),
+            attempt(self._tags(), "/api/tags", limit_s),
         )
         failed = [str(answer) for answer in (ps, tags) if isinstance(answer, RuntimeFailure)]
-        resident = None if isinstance(ps, RuntimeFailure) else wire.resident(ps, now)
+        resident = None if isinstance(ps, RuntimeFailure) else ps
         names: tuple[str, ...] | None = None
         if not isinstance(tags, RuntimeFailure):
-            names = tuple(dict.fromkeys(name for row in tags.models for name in all_names(row.named)))
+            names = tuple(dict.fromkeys(name for tag in tags for name in all_names(tag.named)))
         return RuntimeReading(
             runtime=self._config.name,
-            read_at=utc_now(),
+            read_at=read_at,
             healthy=resident is not None,
             resident=resident,
             models=names,
             error="; ".join(failed) or None,
         )
 
+    def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        return find_resident(reading.resident or (), model)
+
     async def model_bytes(self, model: str) -> int | None:
         limit_s = self._look_timeout_s
         ps, tags = await asyncio.gather(
-            attempt(self._http.get("/api/ps", wire.ps_decoder), "/api/ps", limit_s),
-            attempt(self._http.get("/api/tags", wire.tags_decoder), "/api/tags", limit_s),
+            attempt(self._resident(), "/api/ps", limit_s),
+            attempt(self._tags(), "/api/tags", limit_s),
         )
         if not isinstance(ps, RuntimeFailure):
-            row = find_resident(wire.resident(ps, datetime.now(UTC)), model)
+            row = find_resident(ps, model)
             if row is not None and row.size_bytes is not None and row.size_bytes > 0:
                 return row.size_bytes
         if not isinstance(tags, RuntimeFailure):
-            for tag in tags.models:
+            for tag in tags:
                 if same_model(tag.named, model):
                     return wire.positive(tag.size)
         return None
@@ -130,6 +131,12 @@ class Ollama:
         async with aclosing(running):
             async for item in running:
                 yield item
+
+    async def _resident(self) -> tuple[ResidentModel, ...]:
+        return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))
+
+    async def _tags(self) -> list[wire.Tag]:
+        return wire.named_tags(await self._http.get("/api/tags", wire.tags_decoder))
 
     async def close(self) -> None:
         await self._http.close()

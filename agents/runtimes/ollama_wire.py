@@ -1,7 +1,7 @@
 """What Ollama sends and takes, as records. Pure: no connection, no clock.
 
-Figures are taken as they come. One that is no whole number becomes None, one that is impossible is kept, so that the
-placement guard can name it.
+Figures are taken as they come. One that is no whole number becomes None; one that is impossible is kept, so
+that the placement guard can name it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpukeeper.events.readings import ResidentModel
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import ChatMessage, JobResult, Work
 
-#: ``expires_at`` further ahead than this means for ever: a negative ``keep_alive`` becomes some 292 years.
+#: An end further ahead than this means for ever: a negative ``keep_alive`` becomes some 292 years.
 PINNED_AFTER = timedelta(days=365 * 50)
 
 #: Options that belong to the loaded runner: a request that differs in one of them makes Ollama load again.
@@ -25,7 +25,9 @@ RUNNER_OPTIONS = frozenset(
     {"num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "low_vram", "numa"}
 )
 
-_TIME = re.compile(r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?")
+_TIME = re.compile(
+    r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+)
 _INT_MAX = 2**63 - 1
 
 
@@ -95,10 +97,8 @@ class Record(msgspec.Struct):
         Raises:
             RuntimeFailure: the record has neither text nor an end, so it is not one of this protocol.
         """
-        if chat:
-            text = None if self.message is None else self.message.content or ""
-        else:
-            text = self.response
+        said = None if self.message is None else self.message.content or ""
+        text = said if chat else self.response
         if text is None and not self.done and not self.thinks:
             raise RuntimeFailure(
                 Reason.RUNTIME_BAD_REPLY, f"{path}: a record without text and without an end"
@@ -120,15 +120,29 @@ embed_decoder = msgspec.json.Decoder(Embed)
 
 
 def resident(ps: Ps, now: datetime) -> tuple[ResidentModel, ...]:
-    """The rows of ``/api/ps`` at the time ``now``."""
+    """The rows of ``/api/ps`` at the time ``now``.
+
+    Raises:
+        RuntimeFailure: a row without a name. Something is held then, and nobody knows what.
+    """
     return tuple(_row(row, now) for row in ps.models)
 
 
+def named_tags(tags: Tags) -> list[Tag]:
+    """The rows of ``/api/tags``. Raises RuntimeFailure for one without a name."""
+    if any(not tag.named for tag in tags.models):
+        raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, "/api/tags: a model without a name")
+    return tags.models
+
+
 def _row(row: PsRow, now: datetime) -> ResidentModel:
+    name = row.name or row.model
+    if not name:
+        raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, "/api/ps: a row without a name")
     expires = row.expires_at if isinstance(row.expires_at, str) else None
     ahead = None if expires is None else time_ahead(expires, now)
     return ResidentModel(
-        model=row.name or row.model or "",
+        model=name,
         size_bytes=_whole(row.size),
         vram_bytes=_whole(row.size_vram),
         context_length=positive(row.context_length),

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def start(options: argparse.Namespace) -> Any:
     """A server that listens, as the object that keeps it alive."""
-    import xllamacpp  # noqa: PLC0415 (loads the inference library, which --help does not need)
+    import xllamacpp
 
     library: Any = xllamacpp
     params = library.CommonParams()

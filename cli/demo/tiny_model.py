@@ -1,9 +1,9 @@
 """A real but tiny GGUF model that speaks in readable, meaningless sentences.
 
-The weights are made here, not downloaded: a llama of one small layer whose embedding says which class a word belongs
-to (article, adjective, noun, verb, ...) and whose output prefers the next class. What it says is nonsense, but it is
-computed by a real inference server from a real model file, which is all that a demonstration or a test of a scheduler
-needs.
+The weights are made here, not downloaded: a llama of one small layer whose embedding says which class a word
+belongs to (article, adjective, noun, verb, ...) and whose output prefers the next class. What it says is
+nonsense, but it is computed by a real inference server from a real model file, which is all that a demonstration
+or a test of a scheduler needs.
 """
 
 from __future__ import annotations
@@ -115,12 +115,12 @@ def _tensors(rng: np.random.Generator, width: int, layers: int) -> list[tuple[st
     tensors.append(("output_norm.weight", np.ones(width, dtype=np.float32)))
     for layer in range(layers):
         prefix = f"blk.{layer}."
-        for part in ("attn_norm", "ffn_norm"):
-            tensors.append((f"{prefix}{part}.weight", np.ones(width, dtype=np.float32)))
+        ones = np.ones(width, dtype=np.float32)
+        tensors += [(f"{prefix}{part}.weight", ones) for part in ("attn_norm", "ffn_norm")]
         for part in ("attn_q", "attn_k", "attn_v"):
-            tensors.append((f"{prefix}{part}.weight", noise(width, width, scale=0.2)))
+            tensors += [(f"{prefix}{part}.weight", noise(width, width, scale=0.2))]
         for part in ("ffn_gate", "ffn_up"):
-            tensors.append((f"{prefix}{part}.weight", noise(width * 2, width, scale=0.1)))
+            tensors += [(f"{prefix}{part}.weight", noise(width * 2, width, scale=0.1))]
         attended = noise(width, width, scale=0.02)
         fed = noise(width, width * 2, scale=0.02)
         # Layers add variety, and leave the dimensions alone that carry the sentence.

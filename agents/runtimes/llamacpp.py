@@ -106,6 +106,10 @@ class LlamaCpp:
     def loads_models(self) -> bool:
         return False
 
+    @property
+    def reports_vram(self) -> bool:
+        return False
+
     async def look(self) -> RuntimeReading:
         limit_s = self._look_timeout_s
         read_at = utc_now()
@@ -264,7 +268,7 @@ class LlamaCpp:
     async def _check_answered(self, model: str, answered: str | None) -> None:
         """Raise where the answer came from another model.
 
-        Old servers put a fixed word into the answer, so one that does not match is checked with the catalogue.
+        Old servers put a fixed word into the answer, so what does not match is checked with the catalogue.
         """
         if answered is None or same_model(answered, model):
             return

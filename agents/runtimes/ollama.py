@@ -40,6 +40,10 @@ class Ollama:
     def loads_models(self) -> bool:
         return True
 
+    @property
+    def reports_vram(self) -> bool:
+        return True
+
     async def look(self) -> RuntimeReading:
         limit_s = self._look_timeout_s
         read_at = utc_now()

@@ -57,6 +57,11 @@ class Provider(Protocol):
         """Whether :meth:`load` can bring in a model that is not resident: a llama.cpp server cannot."""
         ...
 
+    @property
+    def reports_vram(self) -> bool:
+        """Whether readings say how much of a model is in VRAM. If not, what the process holds is asked."""
+        ...
+
     async def look(self) -> RuntimeReading:
         """Read health, activity, residency and the catalogue, within a few seconds in all.
 

@@ -2,8 +2,8 @@
 
 The weights are made here, not downloaded: a llama of one small layer whose embedding says which class a word
 belongs to (article, adjective, noun, verb, ...) and whose output prefers the next class. What it says is
-nonsense, but it is computed by a real inference server from a real model file, which is all that a demonstration
-or a test of a scheduler needs.
+nonsense, but it is computed by a real inference server from a real model file, which is all that a
+demonstration or a test of a scheduler needs.
 """
 
 from __future__ import annotations

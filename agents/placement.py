@@ -1,7 +1,7 @@
-"""The placement guard: whether a model sits where it was meant to, judged after a load, before any work. Pure.
+"""The placement guard: whether a model sits where it was meant to, judged before any work. Pure.
 
 Two sources are asked and kept apart: the runtime, which says how much of the model it put into VRAM, and the
-device, whose memory in use must agree. Figures that are missing, impossible or contradictory are never a pass,
+device, whose use of memory must agree. Figures that are missing, impossible or contradictory never pass,
 whatever the other figures say. The rules stand in :func:`judge`, in order; the first that applies decides.
 """
 
@@ -17,8 +17,8 @@ from gpukeeper.events.reasons import Reason
 MB = 1024 * 1024
 
 #: The share of the claimed VRAM that the device must show: as a rise over the load or, where the model was
-#: resident before it, as use. Half, because allocators round and other processes free memory while a model loads;
-#: an idle card with a model "100% in VRAM" shows a few MB (ollama#7323).
+#: resident before it, as use. Half: allocators round, and other processes free memory while a model loads;
+#: an idle card with a model "100% in VRAM" shows 3 MB (ollama#7323).
 DEVICE_SHARE_MIN = 0.5
 #: Readings are in whole MB and memory is given out in pages: a smaller claim cannot be seen on the device.
 DEVICE_GRAIN_MB = 4
@@ -32,13 +32,13 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
     #: ``runtime``: its own word; ``process``: the device's count of what the runtime's process holds.
     vram: VramSource = "none"
-    #: ``rise``: used memory before and after the load; ``use``: after it, where the model was resident already;
+    #: ``rise``: used memory before and after the load; ``use``: after it, where nothing had to be loaded;
     #: ``not measured``: a declared device or the CPU; ``unknown``: a reading that failed or is missing.
     device: DeviceSource = "unknown"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard found. ``reason`` is None when it passed; ``ratio`` is None where the figures have none."""
+    """What the guard found. ``reason`` is None when it passed, ``ratio`` where the figures have none."""
 
     passed: bool
     reason: Reason | None
@@ -120,23 +120,24 @@ def judge(
         model: as the job names it, for the words.
         resident: the runtime's row of the model after the load; None where it lists no such model.
         residency_known: False where the runtime did not say what it holds, which is not an empty list.
-        reports_vram: whether this kind of runtime reports VRAM at all. Where it does, a missing figure is unknown.
+        reports_vram: whether this kind of runtime reports VRAM. Where it does, a missing figure is unknown.
         model_bytes: how large the runtime says the model is, for rows that have no size.
         before: the device before the load.
         after: the device after it, read anew.
         was_resident: whether the model was resident before the load, so that nothing needed to rise.
-        process_use_mb: memory that the runtime's process holds on the device, where the driver tells. It stands
-            for the VRAM of a runtime that reports none. It counts the context and the buffers too, so it is a
-            weak proof for models of a few hundred MB.
+        process_use_mb: memory that the runtime's process holds on the device, where the driver tells. It
+            stands for the VRAM of a runtime that reports none. It counts context and buffers too, which makes
+            it a weak proof for models of a few hundred MB.
         min_ratio: the share of the model that must be in VRAM, over 0 and at most 1.
     """
-    counted = not reports_vram and process_use_mb is not None
-    vram = process_use_mb * MB if counted and process_use_mb is not None else resident and resident.vram_bytes
+    vram = resident.vram_bytes if resident is not None else None
+    if not reports_vram and process_use_mb is not None:
+        vram = process_use_mb * MB
     case = _Case(
         model=model,
         size=model_bytes if resident is None or resident.size_bytes is None else resident.size_bytes,
         vram=vram,
-        vram_source="none" if vram is None else "process" if counted else "runtime",
+        vram_source="none" if vram is None else "runtime" if reports_vram else "process",
         before_mb=_used_mb(before),
         after_mb=_used_mb(after),
         device=_device_source(intended, before, after, was_resident=was_resident),
@@ -172,7 +173,7 @@ def judge(
 def _judge_device(
     case: _Case, share: str, before: DeviceReading | None, after: DeviceReading | None
 ) -> Verdict:
-    """The second source. A declared device cannot be measured: the runtime's figures alone decide, and it is said."""
+    """The second source. A declared device cannot be measured: the runtime's figures alone decide."""
     if case.device == "not measured":
         return case.passes(f"{share}; the device is declared and not measured")
     if case.device == "unknown":

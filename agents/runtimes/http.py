@@ -26,6 +26,7 @@ WRITE_TIMEOUT_S = 60.0
 KEEP_ALIVE_S = 4.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
+FINISH_TIMEOUT_S = 0.25
 STREAM_BYTES_MAX = 512 * 1024 * 1024
 EXCERPT_CHARS_MAX = 500
 _ERROR_BODY_BYTES_MAX = 64 * 1024
@@ -89,33 +90,15 @@ class RuntimeHttp:
         """The decoded answer to a POST of ``body`` as JSON. Raises as :meth:`get` does."""
         return decode(await self._whole("POST", path, body), decoder, path)
 
-    async def lines(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """The lines of a streamed answer to a POST, without their ends, skipping empty ones.
-
-        Lines end at LF only: other separators of Unicode are text. Closing the iterator closes the
-        connection.
+    @asynccontextmanager
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Lines]:
+        """The lines of a streamed answer to a POST. Leaving before their end closes the connection.
 
         Raises:
-            RuntimeFailure: as :meth:`get`, and a line that is too long.
+            RuntimeFailure: as :meth:`get`; reading the lines raises too.
         """
-        size = 0
-        rest = b""
         async with self._open("POST", path, body) as response:
-            async for piece in response.aiter_raw():
-                size += len(piece)
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield line
-                if len(rest) > LINE_BYTES_MAX or size > STREAM_BYTES_MAX:
-                    raise RuntimeFailure(
-                        Reason.RUNTIME_BAD_REPLY,
-                        f"{path}: more than {LINE_BYTES_MAX} bytes in a line or {STREAM_BYTES_MAX} in all",
-                    )
-            if size == 0:
-                raise empty(path)
-            if rest.strip():
-                yield rest
+            yield Lines(response, path)
 
     async def _whole(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         pieces: list[bytes] = []
@@ -156,6 +139,48 @@ class RuntimeHttp:
         return self._client.build_request(
             method, url, content=_encoder.encode(body), headers={"Content-Type": "application/json"}
         )
+
+
+class Lines:
+    """The lines of one answer, without their ends, skipping empty ones.
+
+    Lines end at LF only: other separators of Unicode are text.
+    """
+
+    def __init__(self, response: httpx.Response, path: str) -> None:
+        self._pieces = response.aiter_raw()
+        self._path = path
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        size = 0
+        rest = b""
+        async for piece in self._pieces:
+            size += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield line
+            if len(rest) > LINE_BYTES_MAX or size > STREAM_BYTES_MAX:
+                raise RuntimeFailure(
+                    Reason.RUNTIME_BAD_REPLY,
+                    f"{self._path}: more than {LINE_BYTES_MAX} bytes in a line or {STREAM_BYTES_MAX} in all",
+                )
+        if size == 0:
+            raise empty(self._path)
+        if rest.strip():
+            yield rest
+
+    async def finish(self) -> None:
+        """Read the end that follows the last record, so that the connection can be used again.
+
+        The answer is complete by then: a server that does not end it soon costs a connection, nothing else.
+        """
+        try:
+            async with asyncio.timeout(FINISH_TIMEOUT_S):
+                async for _ in self._pieces:
+                    pass
+        except (TimeoutError, httpx.HTTPError):
+            return
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T:

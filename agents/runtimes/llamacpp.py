@@ -175,7 +175,7 @@ class LlamaCpp:
         path = "/completion"
         body = {**_settings(work), "model": model, "prompt": work.prompt, "stream": True}
         pieces: list[str] = []
-        async with aclosing(self._http.lines(path, body)) as lines:
+        async with self._http.stream(path, body) as lines:
             async for line in lines:
                 data = openai_chat.sse_data(line, path)
                 if data is None:
@@ -187,6 +187,7 @@ class LlamaCpp:
                     pieces.append(record.content)
                     yield Token(record.content)
                 if record.stop:
+                    await lines.finish()
                     await self._check_answered(model, record.model)
                     yield Done(
                         JobResult(
@@ -213,12 +214,13 @@ class LlamaCpp:
             "stream_options": {"include_usage": True},
         }
         answer = openai_chat.Answer()
-        async with aclosing(self._http.lines(path, body)) as lines:
+        async with self._http.stream(path, body) as lines:
             async for line in lines:
                 data = openai_chat.sse_data(line, path)
                 if data is None:
                     continue
                 if data == openai_chat.END:
+                    await lines.finish()
                     await self._check_answered(model, answer.model)
                     yield Done(answer.result())
                     return

@@ -149,7 +149,7 @@ class Ollama:
         pieces: list[str] = []
         calls: list[Any] = []
         chat = "messages" in body
-        async with aclosing(self._http.lines(path, body)) as lines:
+        async with self._http.stream(path, body) as lines:
             async for line in lines:
                 record = decode(line, wire.record_decoder, path)
                 if record.error is not None:
@@ -161,6 +161,7 @@ class Ollama:
                 if text or record.thinks:
                     yield Token(text)
                 if record.done:
+                    await lines.finish()
                     yield Done(wire.result(record, "".join(pieces), calls, chat=chat))
                     return
         raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")

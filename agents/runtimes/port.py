@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.events.errors import GpukeeperError
-from gpukeeper.events.readings import RuntimeReading
+from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -17,7 +17,7 @@ from gpukeeper.events.work import JobResult, Task, Work
 class RuntimeFailure(GpukeeperError):
     """A runtime did not do what was asked.
 
-    Fields: ``reason`` from the closed list, ``detail`` in words, ``status`` the HTTP status where there was one.
+    Fields: ``reason`` from the closed list, ``detail`` in words, ``status`` the HTTP status if there was one.
     """
 
     code = "runtime_failure"
@@ -44,7 +44,7 @@ class Done(msgspec.Struct, frozen=True):
 class Provider(Protocol):
     """One registered runtime.
 
-    Every call is bounded: connecting by a few seconds, reading by the deadline of the caller, who cancels the task.
+    Every call is bounded: connecting by a few seconds, reading by the caller, who cancels at the deadline.
     """
 
     @property
@@ -54,19 +54,34 @@ class Provider(Protocol):
 
     @property
     def loads_models(self) -> bool:
-        """Whether :meth:`load` can bring in a model that is not resident (a plain llama.cpp server cannot)."""
+        """Whether :meth:`load` can bring in a model that is not resident: a llama.cpp server cannot."""
+        ...
+
+    @property
+    def reports_vram(self) -> bool:
+        """Whether readings say how much of a model is in VRAM. If not, what the process holds is asked."""
         ...
 
     async def look(self) -> RuntimeReading:
-        """Read health, activity, residency and the catalogue. Never raises: what failed is ``None`` and ``error``."""
+        """Read health, activity, residency and the catalogue, within a few seconds in all.
+
+        Never raises: what failed is ``None`` and ``error``.
+        """
+        ...
+
+    def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        """The row of ``model`` in a reading of this runtime, under whichever of its names. Pure."""
         ...
 
     async def model_bytes(self, model: str) -> int | None:
         """How large the runtime says the model is, or None where it does not say."""
         ...
 
-    async def load(self, model: str, *, on_cpu: bool) -> None:
+    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:
         """Make ``model`` resident without doing any of a job's work.
+
+        ``work`` gives the options that belong to a loaded model (Ollama's ``num_ctx`` and the like): without
+        them the run would load it once more, after the placement was verified.
 
         Raises:
             RuntimeFailure: the runtime refused or could not.
@@ -75,13 +90,15 @@ class Provider(Protocol):
 
     def run(
         self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
-    ) -> AsyncIterator[Token | Done]:
+    ) -> AsyncGenerator[Token | Done]:
         """Do the work: zero or more :class:`Token`, then exactly one :class:`Done`.
+
+        A token with an empty text is progress that is not part of the answer, such as thinking.
 
         Closing the iterator early closes the connection, which is how the runtime is told to stop.
 
         Raises:
-            RuntimeFailure: error status, an answer that is not the protocol's, an empty one, or one that was cut.
+            RuntimeFailure: an error, an answer that is not the protocol's, an empty one, or one that was cut.
         """
         ...
 

@@ -1,0 +1,221 @@
+"""The placement guard: whether a model sits where it was meant to, judged before any work. Pure.
+
+Two sources are asked and kept apart: the runtime, which says how much of the model it put into VRAM, and the
+device, whose use of memory must agree. Figures that are missing, impossible or contradictory never pass,
+whatever the other figures say. The rules stand in :func:`judge`, in order; the first that applies decides.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpukeeper.events.readings import DeviceKind, DeviceReading, ResidentModel
+from gpukeeper.events.reasons import Reason
+
+MB = 1024 * 1024
+
+#: The share of the claimed VRAM that the device must show: as a rise over the load or, where the model was
+#: resident before it, as use. Half: allocators round, and other processes free memory while a model loads;
+#: an idle card with a model "100% in VRAM" shows 3 MB (ollama#7323).
+DEVICE_SHARE_MIN = 0.5
+#: Readings are in whole MB and memory is given out in pages: a smaller claim cannot be seen on the device.
+DEVICE_GRAIN_MB = 4
+
+VramSource = Literal["runtime", "process", "none"]
+DeviceSource = Literal["rise", "use", "not measured", "unknown"]
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the figures of a verdict come from."""
+
+    #: ``runtime``: its own word; ``process``: the device's count of what the runtime's process holds.
+    vram: VramSource = "none"
+    #: ``rise``: used memory before and after the load; ``use``: after it, where nothing had to be loaded;
+    #: ``not measured``: a declared device or the CPU; ``unknown``: a reading that failed or is missing.
+    device: DeviceSource = "unknown"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guard found. ``reason`` is None when it passed, ``ratio`` where the figures have none."""
+
+    passed: bool
+    reason: Reason | None
+    detail: str
+    sources: Sources
+    size_bytes: int | None = None
+    vram_bytes: int | None = None
+    ratio: float | None = None
+    device_before_mb: int | None = None
+    device_after_mb: int | None = None
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one judgement, in bytes and MB, and the words for its verdicts."""
+
+    model: str
+    size: int | None
+    vram: int | None
+    vram_source: VramSource
+    before_mb: int | None
+    after_mb: int | None
+    device: DeviceSource
+
+    @property
+    def ratio(self) -> float | None:
+        """The share in VRAM. A process also holds its context and buffers, so its share is limited to 1."""
+        if self.size is None or self.vram is None or self.size <= 0 or self.vram < 0:
+            return None
+        if self.vram > self.size:
+            return 1.0 if self.vram_source == "process" else None
+        return self.vram / self.size
+
+    @property
+    def figures(self) -> str:
+        """Both figures of the runtime, whatever they are."""
+        size = "unknown" if self.size is None else f"{self.size} bytes"
+        vram = "unknown" if self.vram is None else f"{self.vram} bytes"
+        counted = " (what its process holds on the device)" if self.vram_source == "process" else ""
+        return f"size {size}, in VRAM {vram}{counted}"
+
+    def passes(self, detail: str) -> Verdict:
+        return self._verdict(None, detail)
+
+    def fails(self, reason: Reason, detail: str) -> Verdict:
+        return self._verdict(reason, detail)
+
+    def _verdict(self, reason: Reason | None, detail: str) -> Verdict:
+        return Verdict(
+            passed=reason is None,
+            reason=reason,
+            detail=f"{detail}: {self.figures}",
+            sources=Sources(vram=self.vram_source, device=self.device),
+            size_bytes=self.size,
+            vram_bytes=self.vram,
+            ratio=self.ratio,
+            device_before_mb=self.before_mb,
+            device_after_mb=self.after_mb,
+        )
+
+
+def judge(
+    *,
+    intended: DeviceKind,
+    model: str,
+    resident: ResidentModel | None,
+    residency_known: bool = True,
+    reports_vram: bool = True,
+    model_bytes: int | None = None,
+    before: DeviceReading | None,
+    after: DeviceReading | None,
+    was_resident: bool,
+    process_use_mb: int | None = None,
+    min_ratio: float,
+) -> Verdict:
+    """Judge one load.
+
+    Args:
+        intended: the kind of the device that was claimed.
+        model: as the job names it, for the words.
+        resident: the runtime's row of the model after the load; None where it lists no such model.
+        residency_known: False where the runtime did not say what it holds, which is not an empty list.
+        reports_vram: whether this kind of runtime reports VRAM. Where it does, a missing figure is unknown.
+        model_bytes: how large the runtime says the model is, for rows that have no size.
+        before: the device before the load.
+        after: the device after it, read anew.
+        was_resident: whether the model was resident before the load, so that nothing needed to rise.
+        process_use_mb: memory that the runtime's process holds on the device, where the driver tells. It
+            stands for the VRAM of a runtime that reports none. It counts context and buffers too, which makes
+            it a weak proof for models of a few hundred MB.
+        min_ratio: the share of the model that must be in VRAM, over 0 and at most 1.
+    """
+    vram = resident.vram_bytes if resident is not None else None
+    if not reports_vram and process_use_mb is not None:
+        vram = process_use_mb * MB
+    case = _Case(
+        model=model,
+        size=model_bytes if resident is None or resident.size_bytes is None else resident.size_bytes,
+        vram=vram,
+        vram_source="none" if vram is None else "runtime" if reports_vram else "process",
+        before_mb=_used_mb(before),
+        after_mb=_used_mb(after),
+        device=_device_source(intended, before, after, was_resident=was_resident),
+    )
+    # 1. The runtime must have said that it holds the model, and that it will go on holding it.
+    if not residency_known:
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"the runtime did not say whether it holds {model}")
+    if resident is None:
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"the runtime does not list {model} after loading it")
+    if resident.stopping:
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"the runtime is already unloading {model}")
+    # 2. On the CPU a runtime that never reports VRAM has nothing to say, and nothing may speak against it.
+    if intended == "cpu" and not reports_vram and vram in (None, 0):
+        return case.passes(f"{model} runs on the CPU as intended; this runtime reports no VRAM")
+    # 3. Both figures must be there, and possible.
+    if case.size is None or case.vram is None:
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"a figure of {model} is missing")
+    ratio = case.ratio
+    if ratio is None:
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"the figures of {model} are impossible")
+    share = f"{_percent(ratio)} of {model} is in VRAM"
+    # 4. Meant for the CPU: nothing may be in VRAM.
+    if intended == "cpu":
+        if case.vram == 0:
+            return case.passes(f"{model} runs on the CPU as intended")
+        return case.fails(Reason.PLACEMENT_DISPUTED, f"{share}, though it was meant for the CPU")
+    # 5. Meant for the GPU: enough of it must be in VRAM, and the device must show it.
+    if ratio < min_ratio:
+        return case.fails(Reason.CPU_FALLBACK, f"{share}, where {_percent(min_ratio)} is required")
+    return _judge_device(case, share, before, after)
+
+
+def _judge_device(
+    case: _Case, share: str, before: DeviceReading | None, after: DeviceReading | None
+) -> Verdict:
+    """The second source. A declared device cannot be measured: the runtime's figures alone decide."""
+    if case.device == "not measured":
+        return case.passes(f"{share}; the device is declared and not measured")
+    if case.device == "unknown":
+        when, reading = ("before", before) if case.after_mb is not None else ("after", after)
+        why = (reading.error if reading is not None else None) or "no figure"
+        return case.fails(
+            Reason.PLACEMENT_UNKNOWN, f"{share}, but the device was not read {when} the load ({why})"
+        )
+    assert case.vram is not None
+    assert case.after_mb is not None
+    needed_mb = DEVICE_SHARE_MIN * case.vram / MB
+    if case.device == "use":
+        seen_mb, shows = case.after_mb, f"has {case.after_mb} MB in use"
+    else:
+        seen_mb = case.after_mb - (case.before_mb or 0)
+        shows = f"went from {case.before_mb} MB to {case.after_mb} MB in use"
+    if needed_mb >= DEVICE_GRAIN_MB and seen_mb < needed_mb:
+        return case.fails(
+            Reason.PLACEMENT_DISPUTED, f"{share}, but the device {shows}, {needed_mb:.0f} MB being plausible"
+        )
+    return case.passes(f"{share}; the device agrees: it {shows}")
+
+
+def _device_source(
+    intended: DeviceKind, before: DeviceReading | None, after: DeviceReading | None, *, was_resident: bool
+) -> DeviceSource:
+    if intended == "cpu" or (after is not None and after.source == "static"):
+        return "not measured"
+    if _used_mb(after) is None:
+        return "unknown"
+    if was_resident:
+        return "use"
+    return "unknown" if _used_mb(before) is None else "rise"
+
+
+def _used_mb(reading: DeviceReading | None) -> int | None:
+    """Memory in use, where the reading is one: a lost or unknown device has none, and less than 0 is none."""
+    if reading is None or reading.state != "healthy" or reading.used_mb is None or reading.used_mb < 0:
+        return None
+    return reading.used_mb
+
+
+def _percent(ratio: float) -> str:
+    """Rounded down, so that what misses a limit by a little never reads as the limit."""
+    return f"{int(ratio * 1000 + 1e-6) / 10:.1f}%"

@@ -1,0 +1,335 @@
+"""A llama.cpp server (``llama-server``): one process, one model, chosen when it was started.
+
+It answers any model's name with the one it has, so what it serves is read and compared with what was asked.
+It does not say how much of the model sits in VRAM; that is left to the device's own reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import openai_chat
+from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
+from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
+from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.events.readings import Activity, ResidentModel, RuntimeReading
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.work import JobResult, Task, Work
+
+
+class _Health(msgspec.Struct):
+    status: str
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool
+
+
+class _Meta(msgspec.Struct):
+    size: Any = None
+    n_ctx: Any = None
+
+
+class _Served(msgspec.Struct):
+    id: str
+    aliases: list[str] | None = None
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Served]
+
+
+class _Props(msgspec.Struct):
+    model_path: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    content: str = ""
+    stop: bool = False
+    stop_type: str | None = None
+    stopped_limit: bool = False
+    stopped_eos: bool = False
+    stopped_word: bool = False
+    model: str | None = None
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = None
+    error: Any = None
+
+
+class _Embedding(msgspec.Struct):
+    embedding: list[float]
+    index: int
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+_health = msgspec.json.Decoder(_Health)
+_slots = msgspec.json.Decoder(list[_Slot])
+_models = msgspec.json.Decoder(_Models)
+_props = msgspec.json.Decoder(_Props)
+_completion = msgspec.json.Decoder(_Completion)
+_embeddings = msgspec.json.Decoder(_Embeddings)
+
+#: ``stop_type`` of a completion, in the words of OpenAI's ``finish_reason``.
+_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class LlamaCpp:
+    """One plain llama.cpp server of the registry, under the contract of ``port.Provider``."""
+
+    def __init__(self, config: RuntimeConfig, *, look_timeout_s: float = LOOK_TIMEOUT_S) -> None:
+        self._config = config
+        self._look_timeout_s = look_timeout_s
+        self._http = RuntimeHttp(config.url)
+
+    @property
+    def config(self) -> RuntimeConfig:
+        return self._config
+
+    @property
+    def loads_models(self) -> bool:
+        return False
+
+    @property
+    def reports_vram(self) -> bool:
+        return False
+
+    async def look(self) -> RuntimeReading:
+        limit_s = self._look_timeout_s
+        read_at = utc_now()
+        health, slots, models, props = await asyncio.gather(
+            attempt(self._http.get("/health", _health), "/health", limit_s),
+            attempt(self._http.get("/slots", _slots), "/slots", limit_s),
+            attempt(self._http.get("/v1/models", _models), "/v1/models", limit_s),
+            attempt(self._http.get("/props", _props), "/props", limit_s),
+        )
+        name = self._config.name
+        if isinstance(health, RuntimeFailure) or isinstance(models, RuntimeFailure):
+            failed = health if isinstance(health, RuntimeFailure) else models
+            return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=str(failed))
+        if health.status != "ok":
+            error = f"/health: status {health.status!r}"
+            return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=error)
+        path = None if isinstance(props, RuntimeFailure) else props.model_path
+        return RuntimeReading(
+            runtime=name,
+            read_at=read_at,
+            healthy=True,
+            activity=_activity(slots),
+            resident=tuple(_resident(served) for served in models.data),
+            models=_names(models, path),
+        )
+
+    def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        resident = reading.resident or ()
+        if len(resident) == 1 and any(same_model(name, model) for name in reading.models or ()):
+            return resident[0]
+        return find_resident(resident, model)
+
+    async def model_bytes(self, model: str) -> int | None:
+        served = await attempt(self._served(model), "/v1/models", self._look_timeout_s)
+        return None if isinstance(served, RuntimeFailure) else _resident(served).size_bytes
+
+    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
+        await self._served(model)
+
+    async def run(
+        self,
+        model: str,
+        task: Task,
+        work: Work,
+        *,
+        keep_alive_s: int | None = None,  # noqa: ARG002 (the server keeps its model for life)
+    ) -> AsyncGenerator[Token | Done]:
+        match task:
+            case "generate":
+                running = self._generate(model, work)
+            case "chat":
+                running = self._chat(model, work)
+            case "embed":
+                running = self._embed(model, work)
+        async with aclosing(running):
+            async for item in running:
+                yield item
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _generate(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
+        path = "/completion"
+        body = {**_settings(work), "model": model, "prompt": work.prompt, "stream": True}
+        pieces: list[str] = []
+        async with self._http.stream(path, body) as lines:
+            async for line in lines:
+                data = openai_chat.sse_data(line, path)
+                if data is None:
+                    continue
+                record = decode(data, _completion, path)
+                if record.error is not None:
+                    raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(record.error)}")
+                if record.content:
+                    pieces.append(record.content)
+                    yield Token(record.content)
+                if record.stop:
+                    await lines.finish()
+                    await self._check_answered(model, record.model)
+                    yield Done(
+                        JobResult(
+                            text="".join(pieces),
+                            finish_reason=_finish(record),
+                            prompt_tokens=record.tokens_evaluated,
+                            completion_tokens=record.tokens_predicted,
+                            model=record.model,
+                        )
+                    )
+                    return
+        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
+
+    async def _chat(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
+        path = "/v1/chat/completions"
+        settings = _settings(work)
+        if (limit := settings.pop("n_predict", None)) is not None:
+            settings["max_tokens"] = limit
+        body = {
+            **settings,
+            "model": model,
+            "messages": openai_chat.messages(work),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer = openai_chat.Answer()
+        async with self._http.stream(path, body) as lines:
+            async for line in lines:
+                data = openai_chat.sse_data(line, path)
+                if data is None:
+                    continue
+                if data == openai_chat.END:
+                    await lines.finish()
+                    await self._check_answered(model, answer.model)
+                    yield Done(answer.result())
+                    return
+                text = answer.take(data, path)
+                if text is not None:
+                    yield Token(text)
+        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
+
+    async def _embed(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
+        path = "/v1/embeddings"
+        wanted = [work.input] if isinstance(work.input, str) else work.input or []
+        answer = await self._http.post(
+            path,
+            {**(work.options or {}), "model": model, "input": wanted, "encoding_format": "float"},
+            _embeddings,
+        )
+        rows = sorted(answer.data, key=lambda row: row.index)
+        if [row.index for row in rows] != list(range(len(wanted))):
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY, f"{path}: {len(rows)} embeddings for {len(wanted)} inputs"
+            )
+        await self._check_answered(model, answer.model)
+        yield Done(
+            JobResult(
+                embeddings=[row.embedding for row in rows],
+                prompt_tokens=answer.usage.prompt_tokens if answer.usage else None,
+                model=answer.model,
+            )
+        )
+
+    async def _served(self, model: str) -> _Served:
+        """What the server says about ``model``; raises LOAD_FAILED where it serves another."""
+        models = await self._http.get("/v1/models", _models)
+        for served in models.data:
+            if any(same_model(name, model) for name in (served.id, *(served.aliases or ()))):
+                return served
+        props = await attempt(self._http.get("/props", _props), "/props", self._look_timeout_s)
+        path = None if isinstance(props, RuntimeFailure) else props.model_path
+        if path and len(models.data) == 1 and same_model(path, model):
+            return models.data[0]
+        has = ", ".join(served.id for served in models.data) or "no model"
+        raise RuntimeFailure(
+            Reason.LOAD_FAILED,
+            f"{self._config.name} serves {has} for life, and cannot load {model}",
+        )
+
+    async def _check_answered(self, model: str, answered: str | None) -> None:
+        """Raise where the answer came from another model.
+
+        Old servers put a fixed word into the answer, so what does not match is checked with the catalogue.
+        """
+        if answered is None or same_model(answered, model):
+            return
+        try:
+            await self._served(model)
+        except RuntimeFailure as failure:
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY, f"asked {model}, answered by {answered}: {failure.detail}"
+            ) from failure
+
+
+def _activity(slots: list[_Slot] | RuntimeFailure) -> Activity:
+    """Busy where any slot works; unknown where the server was started without ``/slots``."""
+    if isinstance(slots, RuntimeFailure) or not slots:
+        return "unknown"
+    return "busy" if any(slot.is_processing for slot in slots) else "idle"
+
+
+def _resident(served: _Served) -> ResidentModel:
+    meta = served.meta or _Meta()
+    return ResidentModel(
+        model=canonical(served.id),
+        size_bytes=_count(meta.size),
+        context_length=_count(meta.n_ctx),
+        pinned=True,
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _names(models: _Models, path: str | None) -> tuple[str, ...]:
+    """Every name that a job may ask the server's models by, once each, in order."""
+    names: dict[str, None] = {}
+    for served in models.data:
+        for name in (served.id, *(served.aliases or ())):
+            names.update(dict.fromkeys(all_names(name)))
+    if path and len(models.data) == 1:
+        names.update(dict.fromkeys(all_names(path)))
+    return tuple(names)
+
+
+def _finish(record: _Completion) -> str | None:
+    if record.stop_type is not None:
+        return _FINISH.get(record.stop_type, record.stop_type)
+    if record.stopped_limit:
+        return "length"
+    return "stop" if record.stopped_eos or record.stopped_word else None
+
+
+def _settings(work: Work) -> dict[str, Any]:
+    """``options`` as they are, then the neutral settings that were given."""
+    named = {
+        "n_predict": work.max_tokens,
+        "temperature": work.temperature,
+        "top_p": work.top_p,
+        "top_k": work.top_k,
+        "seed": work.seed,
+        "stop": work.stop,
+    }
+    return {**(work.options or {}), **{key: value for key, value in named.items() if value is not None}}

@@ -1,0 +1,181 @@
+"""An Ollama server: it loads models by itself, and says how much of each it believes to be in VRAM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import ollama_wire as wire
+from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
+from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
+from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.events.readings import ResidentModel, RuntimeReading
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.work import JobResult, Task, Work
+
+#: A load never asks for less: 0 would unload instead, and a few seconds could end before the work begins.
+LOAD_KEEP_ALIVE_S_MIN = 300
+
+
+class Ollama:
+    """One Ollama of the registry, under the contract of ``port.Provider``."""
+
+    def __init__(self, config: RuntimeConfig, *, look_timeout_s: float = LOOK_TIMEOUT_S) -> None:
+        self._config = config
+        self._look_timeout_s = look_timeout_s
+        self._http = RuntimeHttp(config.url)
+        #: Models whose last load was for the CPU. Ollama loads again when a request's ``num_gpu`` differs.
+        self._on_cpu: set[str] = set()
+
+    @property
+    def config(self) -> RuntimeConfig:
+        return self._config
+
+    @property
+    def loads_models(self) -> bool:
+        return True
+
+    @property
+    def reports_vram(self) -> bool:
+        return True
+
+    async def look(self) -> RuntimeReading:
+        limit_s = self._look_timeout_s
+        read_at = utc_now()
+        ps, tags = await asyncio.gather(
+            attempt(self._resident(), "/api/ps", limit_s),
+            attempt(self._tags(), "/api/tags", limit_s),
+        )
+        failed = [str(answer) for answer in (ps, tags) if isinstance(answer, RuntimeFailure)]
+        resident = None if isinstance(ps, RuntimeFailure) else ps
+        names: tuple[str, ...] | None = None
+        if not isinstance(tags, RuntimeFailure):
+            names = tuple(dict.fromkeys(name for tag in tags for name in all_names(tag.named)))
+        return RuntimeReading(
+            runtime=self._config.name,
+            read_at=read_at,
+            healthy=resident is not None,
+            resident=resident,
+            models=names,
+            error="; ".join(failed) or None,
+        )
+
+    def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        return find_resident(reading.resident or (), model)
+
+    async def model_bytes(self, model: str) -> int | None:
+        limit_s = self._look_timeout_s
+        ps, tags = await asyncio.gather(
+            attempt(self._resident(), "/api/ps", limit_s),
+            attempt(self._tags(), "/api/tags", limit_s),
+        )
+        if not isinstance(ps, RuntimeFailure):
+            row = find_resident(ps, model)
+            if row is not None and row.size_bytes is not None and row.size_bytes > 0:
+                return row.size_bytes
+        if not isinstance(tags, RuntimeFailure):
+            for tag in tags:
+                if same_model(tag.named, model):
+                    return wire.positive(tag.size)
+        return None
+
+    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:
+        path = "/api/generate"
+        options = wire.runner_options(work)
+        if on_cpu:
+            options["num_gpu"] = 0
+            self._on_cpu.add(canonical(model))
+        else:
+            self._on_cpu.discard(canonical(model))
+        keep_s = self._config.keep_alive_s
+        body: dict[str, Any] = {
+            "model": model,
+            "stream": False,
+            "keep_alive": keep_s if keep_s < 0 else max(keep_s, LOAD_KEEP_ALIVE_S_MIN),
+        }
+        if options:
+            body["options"] = options
+        try:
+            answer = await self._http.post(path, body, wire.record_decoder)
+        except RuntimeFailure as failure:
+            if failure.reason is Reason.RUNTIME_ERROR and (failure.status or 0) >= 500:
+                raise RuntimeFailure(Reason.LOAD_FAILED, failure.detail, status=failure.status) from failure
+            raise
+        if answer.error is not None:
+            raise RuntimeFailure(Reason.LOAD_FAILED, f"{path}: {error_words(answer.error)}")
+        if not answer.done:
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done"
+            )
+
+    async def run(
+        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+    ) -> AsyncGenerator[Token | Done]:
+        options = wire.options(work)
+        if canonical(model) in self._on_cpu:
+            options["num_gpu"] = 0
+        body: dict[str, Any] = {
+            "model": model,
+            "keep_alive": self._config.keep_alive_s if keep_alive_s is None else keep_alive_s,
+        }
+        if options:
+            body["options"] = options
+        match task:
+            case "generate":
+                running = self._stream("/api/generate", {**body, "prompt": work.prompt, "stream": True})
+            case "chat":
+                running = self._stream("/api/chat", {**body, "messages": wire.messages(work), "stream": True})
+            case "embed":
+                running = self._embed({**body, "input": work.input}, work)
+        async with aclosing(running):
+            async for item in running:
+                yield item
+
+    async def _resident(self) -> tuple[ResidentModel, ...]:
+        return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))
+
+    async def _tags(self) -> list[wire.Tag]:
+        return wire.named_tags(await self._http.get("/api/tags", wire.tags_decoder))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Token | Done]:
+        pieces: list[str] = []
+        calls: list[Any] = []
+        chat = "messages" in body
+        async with self._http.stream(path, body) as lines:
+            async for line in lines:
+                record = decode(line, wire.record_decoder, path)
+                if record.error is not None:
+                    raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(record.error)}")
+                text = record.text_of(chat=chat, path=path)
+                calls += record.calls
+                if text:
+                    pieces.append(text)
+                if text or record.thinks:
+                    yield Token(text)
+                if record.done:
+                    await lines.finish()
+                    yield Done(wire.result(record, "".join(pieces), calls, chat=chat))
+                    return
+        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
+
+    async def _embed(self, body: dict[str, Any], work: Work) -> AsyncGenerator[Token | Done]:
+        path = "/api/embed"
+        answer = await self._http.post(path, body, wire.embed_decoder)
+        wanted = 1 if isinstance(work.input, str) else len(work.input or ())
+        if len(answer.embeddings) != wanted:
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY, f"{path}: {len(answer.embeddings)} embeddings for {wanted} inputs"
+            )
+        yield Done(
+            JobResult(
+                embeddings=answer.embeddings, prompt_tokens=answer.prompt_eval_count, model=answer.model
+            )
+        )

@@ -1,0 +1,294 @@
+"""What Ollama sends and takes, as records. Pure: no connection, no clock.
+
+Figures are taken as they come. One that is no whole number becomes None; one that is impossible is kept, so
+that the placement guard can name it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from gpukeeper.agents.runtimes.port import RuntimeFailure
+from gpukeeper.events.readings import ResidentModel
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.work import ChatMessage, JobResult, Work
+
+#: An end further ahead than this means for ever: a negative ``keep_alive`` becomes some 292 years.
+PINNED_AFTER = timedelta(days=365 * 50)
+
+#: Options that belong to the loaded runner: a request that differs in one of them makes Ollama load again.
+RUNNER_OPTIONS = frozenset(
+    {"num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "low_vram", "numa"}
+)
+
+_TIME = re.compile(
+    r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+)
+_INT_MAX = 2**63 - 1
+
+
+class PsRow(msgspec.Struct):
+    name: str | None = None
+    model: str | None = None
+    size: Any = None
+    #: Left out by old servers when it is 0 (ollama#4840).
+    size_vram: Any = 0
+    expires_at: Any = None
+    context_length: Any = None
+
+
+class Ps(msgspec.Struct):
+    models: list[PsRow]
+
+
+class Tag(msgspec.Struct):
+    name: str | None = None
+    model: str | None = None
+    size: Any = None
+
+    @property
+    def named(self) -> str:
+        return self.name or self.model or ""
+
+
+class Tags(msgspec.Struct):
+    models: list[Tag]
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class Message(msgspec.Struct):
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Record(msgspec.Struct):
+    """One line of a generate or a chat."""
+
+    response: str | None = None
+    thinking: str | None = None
+    message: Message | None = None
+    done: bool = False
+    done_reason: str | None = None
+    model: str | None = None
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    error: Any = None
+
+    @property
+    def calls(self) -> list[Any]:
+        return (self.message.tool_calls or []) if self.message is not None else []
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the record shows progress that is no text: thinking, or a call of a tool."""
+        return bool(self.thinking or (self.message is not None and self.message.thinking) or self.calls)
+
+    def text_of(self, *, chat: bool, path: str) -> str:
+        """The text of this record; the last one may have none.
+
+        Raises:
+            RuntimeFailure: the record has neither text nor an end, so it is not one of this protocol.
+        """
+        said = None if self.message is None else self.message.content or ""
+        text = said if chat else self.response
+        if text is None and not self.done and not self.thinks:
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY, f"{path}: a record without text and without an end"
+            )
+        return text or ""
+
+
+class Embed(msgspec.Struct):
+    embeddings: list[list[float]]
+    model: str | None = None
+    prompt_eval_count: int | None = None
+
+
+ps_decoder = msgspec.json.Decoder(Ps)
+tags_decoder = msgspec.json.Decoder(Tags)
+version_decoder = msgspec.json.Decoder(Version)
+record_decoder = msgspec.json.Decoder(Record)
+embed_decoder = msgspec.json.Decoder(Embed)
+
+
+def resident(ps: Ps, now: datetime) -> tuple[ResidentModel, ...]:
+    """The rows of ``/api/ps`` at the time ``now``.
+
+    Raises:
+        RuntimeFailure: a row without a name. Something is held then, and nobody knows what.
+    """
+    return tuple(_row(row, now) for row in ps.models)
+
+
+def named_tags(tags: Tags) -> list[Tag]:
+    """The rows of ``/api/tags``. Raises RuntimeFailure for one without a name."""
+    if any(not tag.named for tag in tags.models):
+        raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, "/api/tags: a model without a name")
+    return tags.models
+
+
+def _row(row: PsRow, now: datetime) -> ResidentModel:
+    name = row.name or row.model
+    if not name:
+        raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, "/api/ps: a row without a name")
+    expires = row.expires_at if isinstance(row.expires_at, str) else None
+    ahead = None if expires is None else time_ahead(expires, now)
+    return ResidentModel(
+        model=name,
+        size_bytes=_whole(row.size),
+        vram_bytes=_whole(row.size_vram),
+        context_length=positive(row.context_length),
+        expires_at=expires,
+        pinned=ahead is not None and ahead > PINNED_AFTER,
+        stopping=ahead is not None and ahead < timedelta(0),
+    )
+
+
+def time_ahead(text: str, now: datetime) -> timedelta | None:
+    """How far ``text`` (RFC 3339, any year) lies after ``now``; None where it is no time.
+
+    What lies outside the calendar is as far as can be told: :data:`datetime.timedelta.max` or its minimum.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    try:
+        when = datetime(*(int(part) for part in (year, month, day, hour, minute, second)), tzinfo=UTC)
+        when += timedelta(seconds=float(fraction or 0))
+        if zone and zone not in "Zz":
+            offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[4:6]))
+            when += offset if zone[0] == "-" else -offset
+    except (ValueError, OverflowError):
+        if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31 and int(hour) <= 24 and int(minute) <= 60):
+            return None
+        return timedelta.max if int(year) > now.year else timedelta.min
+    return when - now
+
+
+def _whole(value: object) -> int | None:
+    """``value`` where it is a whole number that 64 bits hold, sign and all."""
+    return value if type(value) is int and -_INT_MAX <= value <= _INT_MAX else None
+
+
+def positive(value: object) -> int | None:
+    whole = _whole(value)
+    return whole if whole is not None and whole > 0 else None
+
+
+def options(work: Work) -> dict[str, Any]:
+    """Ollama's ``options``: those of the job as they are, then the neutral settings that were given."""
+    named = {
+        "num_predict": work.max_tokens,
+        "temperature": work.temperature,
+        "top_p": work.top_p,
+        "top_k": work.top_k,
+        "seed": work.seed,
+        "stop": work.stop,
+    }
+    return {**(work.options or {}), **{key: value for key, value in named.items() if value is not None}}
+
+
+def runner_options(work: Work | None) -> dict[str, Any]:
+    """Those of the job's options that a load must have, so that the work does not load once more."""
+    given = (work.options or {}) if work is not None else {}
+    return {key: value for key, value in given.items() if key in RUNNER_OPTIONS}
+
+
+def messages(work: Work) -> list[dict[str, Any]]:
+    """The messages of a chat in Ollama's shape: text as one string, images beside it.
+
+    Raises:
+        RuntimeFailure: a part that Ollama cannot take, with its place.
+    """
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(work.messages or [])]
+
+
+def _message(message: ChatMessage, place: str) -> dict[str, Any]:
+    images = list(message.images or ())
+    content = message.content
+    if not isinstance(content, str):
+        texts: list[str] = []
+        for number, part in enumerate(content):
+            _take_part(part, f"{place}.content[{number}]", texts, images)
+        content = "\n".join(texts)
+    shaped: dict[str, Any] = {"role": message.role, "content": content}
+    if images:
+        shaped["images"] = images
+    if message.tool_calls:
+        shaped["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.role == "tool" and message.name:
+        shaped["tool_name"] = message.name
+    if message.tool_call_id:
+        shaped["tool_call_id"] = message.tool_call_id
+    return shaped
+
+
+class _Url(msgspec.Struct):
+    url: str
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+    image_url: _Url | None = None
+
+
+def _take_part(part: object, place: str, texts: list[str], images: list[str]) -> None:
+    """Sort one part of OpenAI's content into texts and images."""
+    try:
+        record = msgspec.convert(part, _Part)
+    except msgspec.ValidationError as error:
+        raise RuntimeFailure(Reason.INVALID, f"{place}: {error}") from error
+    if record.type == "text":
+        texts.append(record.text)
+    elif record.image_url is not None and ";base64," in record.image_url.url[:100]:
+        images.append(record.image_url.url.split(";base64,", 1)[1])
+    else:
+        raise RuntimeFailure(Reason.INVALID, f"{place}: Ollama takes text and images as data URLs only")
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+def _call(call: object) -> object:
+    """A call of a tool with its arguments as an object; OpenAI has them as a string of JSON."""
+    try:
+        arguments = msgspec.convert(call, _Call).function.arguments
+        if not isinstance(arguments, str):
+            return call
+        name = msgspec.convert(call, _Call).function.name
+        return {"function": {"name": name, "arguments": msgspec.json.decode(arguments)}}
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise RuntimeFailure(Reason.INVALID, f"tool_calls: {error}") from error
+
+
+def result(record: Record, text: str, calls: list[Any], *, chat: bool) -> JobResult:
+    """The whole answer, from its last record and what came before."""
+    message: dict[str, Any] | None = None
+    if chat:
+        message = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = calls
+    return JobResult(
+        text=None if chat else text,
+        message=message,
+        finish_reason=record.done_reason,
+        prompt_tokens=record.prompt_eval_count,
+        completion_tokens=record.eval_count,
+        model=record.model,
+    )

@@ -1,0 +1,45 @@
+"""From the registry of a host to its providers."""
+
+from __future__ import annotations
+
+from gpukeeper.agents.config import AgentConfig, RuntimeConfig
+from gpukeeper.agents.runtimes import ollama_wire
+from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt
+from gpukeeper.agents.runtimes.http import RuntimeHttp
+from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
+from gpukeeper.agents.runtimes.ollama import Ollama
+from gpukeeper.agents.runtimes.port import Provider, RuntimeFailure
+
+OLLAMA_URL = "http://127.0.0.1:11434"
+
+
+def build(config: RuntimeConfig, *, look_timeout_s: float = LOOK_TIMEOUT_S) -> Provider:
+    """The provider of one entry of the registry.
+
+    Raises:
+        ConfigError: its ``url`` is none.
+    """
+    match config.provider:
+        case "llamacpp":
+            return LlamaCpp(config, look_timeout_s=look_timeout_s)
+        case "ollama":
+            return Ollama(config, look_timeout_s=look_timeout_s)
+
+
+async def find_runtimes(config: AgentConfig, *, ollama_url: str = OLLAMA_URL) -> tuple[RuntimeConfig, ...]:
+    """The registry of a host: what is declared, else an Ollama at its usual place, if one answers now.
+
+    An Ollama that is started later is found by asking again. Never raises for one that does not answer.
+    """
+    if config.runtimes or not config.find_runtimes:
+        return config.runtimes
+    http = RuntimeHttp(ollama_url)
+    try:
+        answer = await attempt(
+            http.get("/api/version", ollama_wire.version_decoder), "/api/version", LOOK_TIMEOUT_S
+        )
+    finally:
+        await http.close()
+    if isinstance(answer, RuntimeFailure):
+        return ()
+    return (RuntimeConfig(name="ollama", provider="ollama", url=ollama_url),)

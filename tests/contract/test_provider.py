@@ -1,0 +1,193 @@
+"""The contract of a provider, the same for each: a real llama.cpp server and the fakes of both protocols."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.registry import build
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.work import ChatMessage, JobResult, Task, Work
+from support.llamacpp_fake import FakeLlamaCpp
+from support.llamacpp_server import llama_server
+from support.ollama import FakeOllama
+
+KINDS = ("real llama.cpp", "fake llama.cpp", "fake Ollama")
+
+
+class Subject:
+    """A provider, the model it has under its usual name, and another name of the same model."""
+
+    def __init__(self, provider: Provider, model: str, other_name: str) -> None:
+        self.provider = provider
+        self.model = model
+        self.other_name = other_name
+
+
+@asynccontextmanager
+async def serve(kind: str, folder: Path) -> AsyncGenerator[Subject]:
+    match kind:
+        case "real llama.cpp":
+            async with llama_server(folder, model="tiny") as server:
+                yield subject("llamacpp", server.url, "tiny", "tiny.gguf")
+        case "fake llama.cpp":
+            async with FakeLlamaCpp(model="tiny") as server:
+                yield subject("llamacpp", server.url, "tiny", "tiny.gguf")
+        case _:
+            async with FakeOllama() as server:
+                yield subject("ollama", server.url, "qwen3:latest", "qwen3")
+
+
+def subject(provider: str, url: str, model: str, other_name: str) -> Subject:
+    config = RuntimeConfig(name="r", provider="llamacpp" if provider == "llamacpp" else "ollama", url=url)
+    return Subject(build(config), model, other_name)
+
+
+@pytest_asyncio.fixture(params=KINDS)
+async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Subject]:
+    async with serve(request.param, tmp_path) as found:
+        try:
+            yield found
+        finally:
+            await found.provider.close()
+
+
+async def ran(
+    at: Subject, task: Task, work: Work, *, model: str | None = None
+) -> tuple[list[str], JobResult]:
+    """The texts of all tokens and the result, with the shape of a run checked."""
+    items = [item async for item in at.provider.run(model or at.model, task, work)]
+    *tokens, done = items
+    assert isinstance(done, Done)
+    assert all(isinstance(token, Token) for token in tokens)
+    return [token.text for token in tokens if isinstance(token, Token)], done.result
+
+
+async def test_look_reads_health_and_catalogue(at: Subject) -> None:
+    await at.provider.load(at.model, on_cpu=False)
+
+    reading = await at.provider.look()
+
+    assert reading.healthy
+    assert reading.error is None
+    assert reading.runtime == "r"
+    assert reading.models is not None
+    assert {at.model, at.other_name} <= set(reading.models)
+
+
+async def test_a_loaded_model_is_resident_under_each_of_its_names(at: Subject) -> None:
+    await at.provider.load(at.other_name, on_cpu=False)
+
+    reading = await at.provider.look()
+
+    row = at.provider.find(reading, at.model)
+    assert row is not None
+    assert row == at.provider.find(reading, at.other_name)
+    assert row.size_bytes is not None
+    assert row.size_bytes > 0
+    assert not row.stopping
+    assert (row.vram_bytes is not None) == at.provider.reports_vram
+
+
+async def test_a_model_it_has_not_is_not_found(at: Subject) -> None:
+    reading = await at.provider.look()
+
+    assert at.provider.find(reading, "nobody/has-this") is None
+    assert await at.provider.model_bytes("nobody/has-this") is None
+
+
+async def test_model_bytes_are_what_the_runtime_says(at: Subject) -> None:
+    size = await at.provider.model_bytes(at.other_name)
+
+    assert size is not None
+    assert size > 0
+
+
+async def test_loading_a_model_it_has_not_fails_with_the_name(at: Subject) -> None:
+    with pytest.raises(RuntimeFailure) as caught:
+        await at.provider.load("nobody/has-this", on_cpu=False)
+
+    expected = Reason.RUNTIME_ERROR if at.provider.loads_models else Reason.LOAD_FAILED
+    assert caught.value.reason is expected
+    assert "nobody/has-this" in caught.value.detail
+
+
+async def test_generate_streams_what_it_returns(at: Subject) -> None:
+    tokens, result = await ran(at, "generate", Work(prompt="Say something.", max_tokens=5, seed=7))
+
+    assert result.text == "".join(tokens)
+    assert result.text
+    assert result.message is None
+    assert result.embeddings is None
+    assert result.finish_reason == "length"
+    assert result.completion_tokens == 5
+    assert result.prompt_tokens
+
+
+async def test_chat_streams_what_it_returns(at: Subject) -> None:
+    hello = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hello")]
+
+    tokens, result = await ran(at, "chat", Work(messages=hello, max_tokens=5))
+
+    assert result.message is not None
+    assert result.message["role"] == "assistant"
+    assert result.message["content"] == "".join(tokens)
+    assert result.message["content"]
+    assert result.text is None
+    assert result.finish_reason == "length"
+    assert result.completion_tokens == 5
+
+
+@pytest.mark.parametrize("given", ["one text", ["one", "two", "three"]])
+async def test_embed_returns_a_row_for_each_input(at: Subject, given: str | list[str]) -> None:
+    tokens, result = await ran(at, "embed", Work(input=given))
+
+    assert tokens == []
+    assert result.embeddings is not None
+    assert len(result.embeddings) == (1 if isinstance(given, str) else 3)
+    assert all(row for row in result.embeddings)
+    assert result.text is None
+
+
+async def test_another_name_of_the_model_runs_it(at: Subject) -> None:
+    _, result = await ran(at, "generate", Work(prompt="x", max_tokens=2), model=at.other_name)
+
+    assert result.text
+
+
+async def test_a_model_it_has_not_is_never_answered_by_another(at: Subject) -> None:
+    with pytest.raises(RuntimeFailure) as caught:
+        await ran(at, "generate", Work(prompt="x", max_tokens=2), model="nobody/has-this")
+
+    assert "nobody/has-this" in caught.value.detail
+
+
+async def test_a_run_that_is_left_early_leaves_the_runtime_usable(at: Subject) -> None:
+    async with aclosing(at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000))) as running:
+        async for item in running:
+            assert isinstance(item, Token)
+            break
+
+    _, result = await ran(at, "generate", Work(prompt="y", max_tokens=2))
+
+    assert result.text
+
+
+async def test_runs_at_once_do_not_mix(at: Subject) -> None:
+    results = await asyncio.gather(
+        *(ran(at, "generate", Work(prompt="x", max_tokens=count)) for count in (1, 2, 3, 4))
+    )
+
+    assert [result.completion_tokens for _, result in results] == [1, 2, 3, 4]
+
+
+async def test_closing_twice_is_no_error(at: Subject) -> None:
+    await at.provider.close()
+    await at.provider.close()

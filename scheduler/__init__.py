@@ -1,0 +1,1 @@
+"""Decisions over folded state. Pure: no clock, ids, randomness, environment or I/O inside."""

@@ -63,11 +63,7 @@ def show_unless_secret(key: str, value: object) -> str:
 
 def _unknown_key(path: str, key: str, table: object, known: Sequence[str]) -> str:
     where = f"{path}.{key}" if path else key
-    value = (
-        show_unless_secret(key, cast("Mapping[str, object]", table)[key])
-        if isinstance(table, Mapping)
-        else "?"
-    )
+    value = show_unless_secret(key, cast("Mapping[str, object]", table)[key]) if isinstance(table, Mapping) else "?"
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
     return f"{where} = {value}: unknown key; {hint}"

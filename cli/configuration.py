@@ -30,9 +30,7 @@ NATS_ENVIRONMENT = {
     "GPUQ_NATS_INBOX_PREFIX": "inbox_prefix",
 }
 _PATH_KEYS = ("password_file", "token_file", "creds_file", "tls_ca", "tls_cert", "tls_key")
-_TOML_PLACE = re.compile(
-    r"(?P<words>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)"
-)
+_TOML_PLACE = re.compile(r"(?P<words>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +133,7 @@ def _decode(
     return config
 
 
-def _with_environment(
-    raw: dict[str, Any], environ: Mapping[str, str], *, folder: Path, cwd: Path
-) -> dict[str, Any]:
+def _with_environment(raw: dict[str, Any], environ: Mapping[str, str], *, folder: Path, cwd: Path) -> dict[str, Any]:
     """``raw`` with the NATS settings of the environment, and with paths made absolute.
 
     Paths in the file are relative to its folder, those of the environment to the current one. A way to log in

@@ -114,9 +114,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise FolderUnusable(
-                f"{folder} cannot be locked: {error.strerror}", folder=str(folder)
-            ) from error
+            raise FolderUnusable(f"{folder} cannot be locked: {error.strerror}", folder=str(folder)) from error
         holder = _read_holder(descriptor)
         who = "another process"
         if holder is not None:

@@ -7,8 +7,12 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.cli.credentials import Credentials
+from gpukeeper.events.subjects import SUBMIT_PREFIX
 
 LISTEN_HOST = "127.0.0.1"
+SITE_ACCOUNT = "SITE"
+PRODUCER_ACCOUNT = "PRODUCERS"
+SUBMISSIONS = SUBMIT_PREFIX + "*"
 
 
 class ServerPaths(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,10 @@ def server_config(
     - ``sync_interval: always``: an acknowledged write is on disk.
     - ``site`` may do everything. ``producer`` may publish submissions, and hears only the replies to itself:
       it can neither write other facts nor read or change a stream.
+    - The producer has an account of its own, as permissions are not enough: the server acknowledges a stored
+      message to whatever reply subject it carries, with rights of its own, so a submission with the reply
+      subject ``gpuq.ev.job.x`` would put that answer into the log (measured). Between accounts, the answer can only
+      go back to where the submission came from.
     - There is no log file: the server's output goes to its parent, which bounds it.
     """
     producer = credentials.producer
@@ -60,17 +68,22 @@ jetstream {{
   store_dir: {_quoted(str(paths.store))}
   sync_interval: {_quoted(sync_interval)}
 }}
-authorization {{
-  users: [
-    {{ user: {_quoted(credentials.user)}, password: {_quoted(credentials.password)} }}
-    {{
+accounts {{
+  {SITE_ACCOUNT} {{
+    jetstream: enabled
+    users: [ {{ user: {_quoted(credentials.user)}, password: {_quoted(credentials.password)} }} ]
+    exports: [ {{ service: {_quoted(SUBMISSIONS)}, accounts: [{PRODUCER_ACCOUNT}] }} ]
+  }}
+  {PRODUCER_ACCOUNT} {{
+    users: [ {{
       user: {_quoted(producer.user)}, password: {_quoted(producer.password)}
       permissions {{
-        publish: {{ allow: ["gpuq.submit.*"] }}
+        publish: {{ allow: [{_quoted(SUBMISSIONS)}] }}
         subscribe: {{ allow: [{_quoted(producer.inbox_prefix + ".>")}] }}
       }}
-    }}
-  ]
+    }} ]
+    imports: [ {{ service: {{ account: {SITE_ACCOUNT}, subject: {_quoted(SUBMISSIONS)} }} }} ]
+  }}
 }}
 """
 

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from gpukeeper.cli.credentials import Credentials, ensure_credentials, save_credentials
 from gpukeeper.cli.datafolder import make_private, write_private
 from gpukeeper.cli.natsbinary import ServerBinary
-from gpukeeper.cli.natsconfig import LISTEN_HOST, ServerPaths, server_config
+from gpukeeper.cli.natsconfig import LISTEN_HOST, SITE_ACCOUNT, ServerPaths, server_config
 from gpukeeper.cli.processes import BoundedLog, Child, command_line
 from gpukeeper.cli.siteconfig import ServerSection
 from gpukeeper.events.errors import GpukeeperError
@@ -280,8 +280,8 @@ def is_free(port: int) -> bool:
 
 
 def streams_on_disk(store: Path) -> frozenset[str]:
-    """The names of the streams that the server keeps in ``store``, for the one account there is."""
-    return frozenset(path.parent.name for path in store.glob("jetstream/$G/streams/*/meta.inf"))
+    """The names of the streams that the server keeps in ``store``, for the account of the site."""
+    return frozenset(path.parent.name for path in store.glob(f"jetstream/{SITE_ACCOUNT}/streams/*/meta.inf"))
 
 
 def _read_pid(path: Path) -> int | None:

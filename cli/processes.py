@@ -104,18 +104,14 @@ class BoundedLog:
 class Child:
     """One started program. Made by :meth:`start`; whoever starts it also waits for its end."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, output: asyncio.Task[None], log: BoundedLog
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.Task[None], log: BoundedLog) -> None:
         self._process = process
         self._output = output
         self.log = log
         self._ended = asyncio.create_task(self._until_ended())
 
     @classmethod
-    async def start(
-        cls, argv: Sequence[str], *, log: BoundedLog, env: Mapping[str, str] | None = None
-    ) -> Child:
+    async def start(cls, argv: Sequence[str], *, log: BoundedLog, env: Mapping[str, str] | None = None) -> Child:
         """Start ``argv`` with its output (both streams) going to ``log``, in a session of its own.
 
         A session of its own keeps Ctrl-C in the terminal from reaching it: the order of stopping is the
@@ -223,7 +219,7 @@ def _command_line_from_proc(pid: int) -> str | None:
 def _command_line_from_ps(pid: int) -> str | None:
     """For systems without /proc, such as macOS."""
     answer = subprocess.run(
-        ["ps", "-o", "stat=,command=", "-p", str(pid)],  # noqa: S607 - a tool of every POSIX system
+        ["ps", "-ww", "-o", "stat=,command=", "-p", str(pid)],  # noqa: S607 - a tool of every POSIX system
         capture_output=True,
         check=False,
         timeout=5,

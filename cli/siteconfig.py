@@ -115,17 +115,13 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
     yield from _nats_problems(config.nats)
     yield from _token_problems(config)
     if not _SYNC_INTERVAL.fullmatch(config.server.sync_interval):
-        yield Problem(
-            "server.sync_interval", config.server.sync_interval, '"always", or a time such as "10s"'
-        )
+        yield Problem("server.sync_interval", config.server.sync_interval, '"always", or a time such as "10s"')
     yield from _repeated("devices", "id", (device.id for device in config.devices))
     yield from _repeated("runtimes", "name", (runtime.name for runtime in config.runtimes))
     declared = {device.id for device in config.devices}
     for place, device in enumerate(config.devices):
         if device.source == "static" and device.total_mb is None:
-            yield Problem(
-                f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device"
-            )
+            yield Problem(f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device")
     for place, runtime in enumerate(config.runtimes):
         parts = urlsplit(runtime.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -153,9 +149,7 @@ def _nats_problems(nats: NatsConfig) -> Iterator[Problem]:
             # The URL is shown in logs and on pages, so the value is left out here too.
             yield Problem("nats.url", f"{parts.scheme}://...@...", "no secret: use user and password_file")
         elif parts.scheme not in NATS_SCHEMES or not parts.hostname:
-            yield Problem(
-                "nats.url", url, f"a URL of {', '.join(NATS_SCHEMES)}, such as nats://127.0.0.1:4222"
-            )
+            yield Problem("nats.url", url, f"a URL of {', '.join(NATS_SCHEMES)}, such as nats://127.0.0.1:4222")
     if (nats.user is None) != (nats.password_file is None):
         missing = "nats.user" if nats.user is None else "nats.password_file"
         yield Problem(missing, None, "user and password_file together")
@@ -166,9 +160,7 @@ def _nats_problems(nats: NatsConfig) -> Iterator[Problem]:
         yield Problem("nats.inbox_prefix", nats.inbox_prefix, "one to four subject tokens, such as _INBOX_me")
     ways = [name for name in ("password_file", "token_file", "creds_file") if getattr(nats, name) is not None]
     if len(ways) > 1:
-        yield Problem(
-            f"nats.{ways[1]}", getattr(nats, ways[1]), f"one way to log in, and {ways[0]} is given too"
-        )
+        yield Problem(f"nats.{ways[1]}", getattr(nats, ways[1]), f"one way to log in, and {ways[0]} is given too")
 
 
 def _token_problems(config: SiteConfig) -> Iterator[Problem]:

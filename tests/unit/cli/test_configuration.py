@@ -157,9 +157,7 @@ def test_without_a_file_the_defaults_of_each_process_hold(tmp_path: Path) -> Non
 
 
 def test_the_environment_stands_above_the_file_and_replaces_its_way_to_log_in(tmp_path: Path) -> None:
-    (tmp_path / "gpuq.toml").write_text(
-        '[nats]\nurl = "nats://a:1"\nuser = "u"\npassword_file = "p"\ntls_ca = "ca"\n'
-    )
+    (tmp_path / "gpuq.toml").write_text('[nats]\nurl = "nats://a:1"\nuser = "u"\npassword_file = "p"\ntls_ca = "ca"\n')
     environ = {"GPUQ_NATS_URL": "nats://b:2", "GPUQ_NATS_TOKEN_FILE": "t"}
 
     nats = load(tmp_path, environ).nats

@@ -170,18 +170,14 @@ def judge(
     return _judge_device(case, share, before, after)
 
 
-def _judge_device(
-    case: _Case, share: str, before: DeviceReading | None, after: DeviceReading | None
-) -> Verdict:
+def _judge_device(case: _Case, share: str, before: DeviceReading | None, after: DeviceReading | None) -> Verdict:
     """The second source. A declared device cannot be measured: the runtime's figures alone decide."""
     if case.device == "not measured":
         return case.passes(f"{share}; the device is declared and not measured")
     if case.device == "unknown":
         when, reading = ("before", before) if case.after_mb is not None else ("after", after)
         why = (reading.error if reading is not None else None) or "no figure"
-        return case.fails(
-            Reason.PLACEMENT_UNKNOWN, f"{share}, but the device was not read {when} the load ({why})"
-        )
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"{share}, but the device was not read {when} the load ({why})")
     assert case.vram is not None
     assert case.after_mb is not None
     needed_mb = DEVICE_SHARE_MIN * case.vram / MB

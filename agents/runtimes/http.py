@@ -57,18 +57,12 @@ class RuntimeHttp:
         except (httpx.InvalidURL, TypeError) as error:
             raise ConfigError(f"runtime url {base_url!r}: {error}", url=base_url) from error
         if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(
-                f"runtime url {base_url!r}: must look like http://127.0.0.1:11434", url=base_url
-            )
+            raise ConfigError(f"runtime url {base_url!r}: must look like http://127.0.0.1:11434", url=base_url)
         self.base_url = str(url)
         self._urls: dict[str, httpx.URL] = {}
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(
-                connect=CONNECT_TIMEOUT_S, read=None, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S
-            ),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S
-            ),
+            timeout=httpx.Timeout(connect=CONNECT_TIMEOUT_S, read=None, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
             headers={"Accept": "application/json", "Accept-Encoding": "identity"},
             trust_env=False,
             follow_redirects=False,
@@ -114,9 +108,7 @@ class RuntimeHttp:
         return b"".join(pieces)
 
     @asynccontextmanager
-    async def _open(
-        self, method: str, path: str, body: dict[str, Any] | None
-    ) -> AsyncGenerator[httpx.Response]:
+    async def _open(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncGenerator[httpx.Response]:
         """An answer of status 200 whose body is still to be read; leaving early closes the connection."""
         response: httpx.Response | None = None
         try:
@@ -196,9 +188,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], path: str) -> T:
             raise empty(path) from error
         begins = shown(body)
         if "truncated" in str(error):
-            raise RuntimeFailure(
-                Reason.RUNTIME_CUT, f"{path}: the answer ends in mid-record: {begins}"
-            ) from error
+            raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the answer ends in mid-record: {begins}") from error
         raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: {error}: {begins}") from error
     except UnicodeDecodeError as error:
         raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: not UTF-8: {shown(body)}") from error

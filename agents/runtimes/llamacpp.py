@@ -239,9 +239,7 @@ class LlamaCpp:
         )
         rows = sorted(answer.data, key=lambda row: row.index)
         if [row.index for row in rows] != list(range(len(wanted))):
-            raise RuntimeFailure(
-                Reason.RUNTIME_BAD_REPLY, f"{path}: {len(rows)} embeddings for {len(wanted)} inputs"
-            )
+            raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: {len(rows)} embeddings for {len(wanted)} inputs")
         await self._check_answered(model, answer.model)
         yield Done(
             JobResult(

@@ -109,9 +109,7 @@ class Ollama:
         if answer.error is not None:
             raise RuntimeFailure(Reason.LOAD_FAILED, f"{path}: {error_words(answer.error)}")
         if not answer.done:
-            raise RuntimeFailure(
-                Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done"
-            )
+            raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done")
 
     async def run(
         self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
@@ -174,8 +172,4 @@ class Ollama:
             raise RuntimeFailure(
                 Reason.RUNTIME_BAD_REPLY, f"{path}: {len(answer.embeddings)} embeddings for {wanted} inputs"
             )
-        yield Done(
-            JobResult(
-                embeddings=answer.embeddings, prompt_tokens=answer.prompt_eval_count, model=answer.model
-            )
-        )
+        yield Done(JobResult(embeddings=answer.embeddings, prompt_tokens=answer.prompt_eval_count, model=answer.model))

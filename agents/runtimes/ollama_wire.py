@@ -25,9 +25,7 @@ RUNNER_OPTIONS = frozenset(
     {"num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "low_vram", "numa"}
 )
 
-_TIME = re.compile(
-    r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII
-)
+_TIME = re.compile(r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _INT_MAX = 2**63 - 1
 
 
@@ -100,9 +98,7 @@ class Record(msgspec.Struct):
         said = None if self.message is None else self.message.content or ""
         text = said if chat else self.response
         if text is None and not self.done and not self.thinks:
-            raise RuntimeFailure(
-                Reason.RUNTIME_BAD_REPLY, f"{path}: a record without text and without an end"
-            )
+            raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: a record without text and without an end")
         return text or ""
 
 

@@ -35,9 +35,7 @@ async def find_runtimes(config: AgentConfig, *, ollama_url: str = OLLAMA_URL) ->
         return config.runtimes
     http = RuntimeHttp(ollama_url)
     try:
-        answer = await attempt(
-            http.get("/api/version", ollama_wire.version_decoder), "/api/version", LOOK_TIMEOUT_S
-        )
+        answer = await attempt(http.get("/api/version", ollama_wire.version_decoder), "/api/version", LOOK_TIMEOUT_S)
     finally:
         await http.close()
     if isinstance(answer, RuntimeFailure):

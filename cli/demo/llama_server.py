@@ -22,9 +22,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=1, help="requests at once")
     parser.add_argument("--context", type=int, default=4096, help="tokens for each slot")
     parser.add_argument("--max-tokens", type=int, default=256, help="for requests that do not say how many")
-    parser.add_argument(
-        "--no-slots-endpoint", action="store_true", help="do not tell what the slots are doing"
-    )
+    parser.add_argument("--no-slots-endpoint", action="store_true", help="do not tell what the slots are doing")
     parser.add_argument("--parent", type=int, help="end when this process is no longer the parent")
     return parser.parse_args(arguments)
 

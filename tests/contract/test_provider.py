@@ -59,9 +59,7 @@ async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[S
             await found.provider.close()
 
 
-async def ran(
-    at: Subject, task: Task, work: Work, *, model: str | None = None
-) -> tuple[list[str], JobResult]:
+async def ran(at: Subject, task: Task, work: Work, *, model: str | None = None) -> tuple[list[str], JobResult]:
     """The texts of all tokens and the result, with the shape of a run checked."""
     items = [item async for item in at.provider.run(model or at.model, task, work)]
     *tokens, done = items
@@ -181,9 +179,7 @@ async def test_a_run_that_is_left_early_leaves_the_runtime_usable(at: Subject) -
 
 
 async def test_runs_at_once_do_not_mix(at: Subject) -> None:
-    results = await asyncio.gather(
-        *(ran(at, "generate", Work(prompt="x", max_tokens=count)) for count in (1, 2, 3, 4))
-    )
+    results = await asyncio.gather(*(ran(at, "generate", Work(prompt="x", max_tokens=count)) for count in (1, 2, 3, 4)))
 
     assert [result.completion_tokens for _, result in results] == [1, 2, 3, 4]
 

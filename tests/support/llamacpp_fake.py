@@ -139,9 +139,7 @@ class FakeLlamaCpp(FakeServer):
         first = {"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": None}}
         records = [{**head, "choices": [first]}]
         for word in words:
-            records.append(
-                {**head, "choices": [{"index": 0, "finish_reason": None, "delta": {"content": word}}]}
-            )
+            records.append({**head, "choices": [{"index": 0, "finish_reason": None, "delta": {"content": word}}]})
         said = "length" if finish == "limit" else "stop"
         records.append({**head, "choices": [{"index": 0, "finish_reason": said, "delta": {}}]})
         usage = {"prompt_tokens": 3, "completion_tokens": count, "total_tokens": 3 + count}
@@ -152,8 +150,7 @@ class FakeLlamaCpp(FakeServer):
         given = exchange.json()["input"]
         inputs: list[str] = [given] if isinstance(given, str) else given
         rows = [
-            {"object": "embedding", "index": at, "embedding": [float(len(text)), 1.0]}
-            for at, text in enumerate(inputs)
+            {"object": "embedding", "index": at, "embedding": [float(len(text)), 1.0]} for at, text in enumerate(inputs)
         ]
         exchange.respond_json({"model": self.model, "data": rows, "usage": {"prompt_tokens": len(inputs)}})
 

@@ -30,9 +30,7 @@ DETAILS = {
 class Loaded:
     """A model that the fake holds."""
 
-    def __init__(
-        self, name: str, size: int, vram: int, options: dict[str, Any], expires_at: datetime
-    ) -> None:
+    def __init__(self, name: str, size: int, vram: int, options: dict[str, Any], expires_at: datetime) -> None:
         self.name = name
         self.size = size
         self.vram = vram
@@ -45,9 +43,7 @@ class FakeOllama(FakeServer):
 
     def __init__(self, installed: dict[str, int] | None = None, *, words: tuple[str, ...] = WORDS) -> None:
         super().__init__()
-        self.installed = (
-            {"m:8b": 5_137_025_024, "qwen3:latest": 2_000_000_000} if installed is None else installed
-        )
+        self.installed = {"m:8b": 5_137_025_024, "qwen3:latest": 2_000_000_000} if installed is None else installed
         self.words = words
         self.loaded: dict[str, Loaded] = {}
         #: The share of a model that goes to VRAM when it is not told to stay on the CPU.
@@ -151,9 +147,7 @@ class FakeOllama(FakeServer):
             given = asked["input"]
             inputs: list[str] = [given] if isinstance(given, str) else given
             rows = [[float(len(text)), 1.0] for text in inputs]
-            exchange.respond_json(
-                {"model": asked["model"], "embeddings": rows, "prompt_eval_count": len(inputs)}
-            )
+            exchange.respond_json({"model": asked["model"], "embeddings": rows, "prompt_eval_count": len(inputs)})
         else:
             await self._stream(exchange, asked)
 
@@ -213,9 +207,7 @@ class FakeOllama(FakeServer):
         records: list[dict[str, Any]] = []
         for text in (*words, ""):
             said = (
-                {"response": text}
-                if path == "/api/generate"
-                else {"message": {"role": "assistant", "content": text}}
+                {"response": text} if path == "/api/generate" else {"message": {"role": "assistant", "content": text}}
             )
             records.append({**head, **said, "done": False})
         records[-1] |= {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
-from gpukeeper.events.errors import LogUnavailable
+from gpukeeper.events.errors import ConfigError, LogUnavailable
 
 _log = structlog.get_logger("gpukeeper.connection")
 
@@ -40,7 +42,7 @@ class Connection:
         self.js = client.jetstream(timeout=5)
         #: Ends when the client has closed for good.
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: Subjects that the server said these credentials may not publish to.
+        #: Subjects that the server said these credentials may not publish to, in small letters.
         self.denied: set[str] = set()
         self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,40 +73,49 @@ class Connection:
         """The client is back: run the listeners beside it, so that its reader never waits for them."""
         _log.info("nats_reconnected", server=self.client.connected_url and self.client.connected_url.netloc)
         for listener in tuple(self._on_reconnect):
-            task = asyncio.ensure_future(_logged(listener))
+            task = asyncio.ensure_future(listener())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
 
-async def _logged(listener: Callable[[], Awaitable[None]]) -> None:
-    await listener()
+class _NoServer(Exception):
+    """Every server was tried once, and this is why the last one would not do."""
 
 
 async def connect(settings: NatsSettings, *, name: str) -> Connection:
-    """Connect, or fail within ``connect_timeout_s``.
+    """Connect, or fail once each server has been tried, within ``connect_timeout_s`` and a second.
 
     Raises:
-        LogUnavailable: no server answered, or it refused the credentials.
+        LogUnavailable: no server answered, or it refused the credentials; the error says which.
+        ConfigError: a file that the settings name cannot be used.
     """
-    holder: list[Connection] = []
+    connection: Connection | None = None
+    failures = 0
 
     async def on_error(error: Exception) -> None:
-        text = str(error)
-        if holder and (subject := _denied_subject(text)):
-            holder[0].denied.add(subject)
-        _log.warning("nats_error", error=text or type(error).__name__)
+        nonlocal failures
+        text = str(error) or type(error).__name__
+        if connection is None:
+            # The client itself would try for ever: a first connection that fails is an answer for the user.
+            failures += 1
+            if failures >= len(settings.servers):
+                raise _NoServer(text) from error
+            return
+        if subject := _denied_subject(text):
+            connection.denied.add(subject)
+        _log.warning("nats_error", error=text)
 
     async def on_disconnect() -> None:
-        if holder and not holder[0].client.is_closed:
+        if connection is not None and not connection.client.is_closed:
             _log.warning("nats_disconnected")
 
     async def on_reconnect() -> None:
-        if holder:
-            await holder[0].reconnected()
+        if connection is not None:
+            await connection.reconnected()
 
     async def on_closed() -> None:
-        if holder and not holder[0].closed.done():
-            holder[0].closed.set_result(None)
+        if connection is not None and not connection.closed.done():
+            connection.closed.set_result(None)
 
     options: dict[str, Any] = {
         "servers": list(settings.servers),
@@ -112,7 +123,7 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
         "allow_reconnect": True,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
-        "connect_timeout": settings.connect_timeout_s,
+        "connect_timeout": max(1.0, settings.connect_timeout_s / max(1, len(settings.servers))),
         "ping_interval": 10,
         "max_outstanding_pings": 3,
         "inbox_prefix": settings.inbox_prefix,
@@ -121,34 +132,55 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
         "reconnected_cb": on_reconnect,
         "closed_cb": on_closed,
     }
+    options |= _credentials(settings)
+    shown = ", ".join(settings.servers)
+    wants_tls = settings.tls_ca_file is not None or any(server.startswith("tls://") for server in settings.servers)
+    client = _TlsClient() if wants_tls else Client()
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s + 1):
+            await client.connect(**options)
+    except (_NoServer, OSError, TimeoutError, nats.errors.Error) as error:
+        failures = -len(settings.servers)  # what closing reports adds nothing to the reason
+        await client.close()
+        reason = str(error) or f"no answer within {settings.connect_timeout_s + 1:g} s"
+        raise LogUnavailable(f"no NATS server at {shown}: {reason}", servers=shown, reason=reason) from error
+    connection = Connection(client)
+    return connection
+
+
+def _credentials(settings: NatsSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     if settings.user is not None:
         options |= {"user": settings.user, "password": settings.password or ""}
     if settings.token is not None:
         options["token"] = settings.token
     if settings.creds_file is not None:
+        if find_spec("nkeys") is None:
+            raise ConfigError("creds_file needs the package nkeys: pip install nkeys", field="creds_file")
+        if not Path(settings.creds_file).is_file():
+            raise ConfigError(f"creds_file: there is no file {settings.creds_file}", field="creds_file")
         options["user_credentials"] = settings.creds_file
     if settings.tls_ca_file is not None:
-        options["tls"] = ssl.create_default_context(cafile=settings.tls_ca_file)
-    shown = ", ".join(settings.servers)
-    client = Client()
-    try:
-        # The client itself would try for ever: a first connection that fails is an answer for the user.
-        async with asyncio.timeout(settings.connect_timeout_s + 1):
-            first: dict[str, Any] = options | {"max_reconnect_attempts": 1}
-            await client.connect(**first)
-    except (OSError, TimeoutError, nats.errors.Error) as error:
-        await client.close()
-        reason = str(error) or type(error).__name__
-        raise LogUnavailable(f"no NATS server at {shown}: {reason}", servers=shown, reason=reason) from error
-    client.options["max_reconnect_attempts"] = -1
-    connection = Connection(client)
-    holder.append(connection)
-    return connection
+        try:
+            options["tls"] = ssl.create_default_context(cafile=settings.tls_ca_file)
+        except OSError as error:  # ssl's own errors are of this kind too
+            raise ConfigError(f"tls_ca_file {settings.tls_ca_file}: {error}", field="tls_ca_file") from error
+    return options
+
+
+class _TlsClient(Client):
+    """A client that was told to use TLS never sends its credentials without."""
+
+    def _connect_command(self) -> bytes:
+        if not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not use TLS, but the settings say it must")
+        return super()._connect_command()
 
 
 def _denied_subject(text: str) -> str | None:
+    """The subject of a refused publish, in small letters as the client gives it."""
     lowered = text.lower()
     if "permissions violation for publish" not in lowered:
         return None
-    _, _, rest = text.partition('"')
+    _, _, rest = lowered.partition('"')
     return rest.partition('"')[0] or None

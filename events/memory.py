@@ -68,7 +68,7 @@ class MemoryLog:
         self._messages.append(stored)
         self._last_of[record.subject] = stored.seq
         self._ids[record.event_id] = (stored.seq, now_ns)
-        for follower in self._followers:
+        for follower in tuple(self._followers):
             follower.offer(stored)
         return Appended(stored.seq)
 
@@ -100,10 +100,10 @@ class MemoryLog:
     ) -> MemoryFollower:
         self._require_readable()
         follower = MemoryFollower(on_stored, after, tuple(subjects), self._followers.remove)
+        self._followers.append(follower)
         for stored in self._messages[max(after, 0) :]:
             if not newest_only or after or self._last_of[stored.subject] == stored.seq:
                 follower.offer(stored)
-        self._followers.append(follower)
         return follower
 
 
@@ -129,11 +129,19 @@ class MemoryFollower:
         return self._seen
 
     def offer(self, stored: Stored) -> None:
-        if stored.seq <= self._seen:
+        if self._forget is None or stored.seq <= self._seen:
             return
         if self._subjects and not any(matches(pattern, stored.subject) for pattern in self._subjects):
             return
-        self._on_stored(stored)
+        try:
+            self._on_stored(stored)
+        except BaseException as error:
+            # The follower is broken, not the append that it hears of.
+            self._drop()
+            self.broken.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
         self._seen = stored.seq
         self._changed.set()
 
@@ -147,7 +155,11 @@ class MemoryFollower:
             raise WaitTimedOut(f"sequence {seq} was not seen within {timeout_s} s", seq=seq, seen=self._seen) from None
 
     async def stop(self) -> None:
-        if self._forget is not None:
-            self._forget(self)
-            self._forget = None
+        self._drop()
+        if not self.broken.done():
             self.broken.cancel()
+
+    def _drop(self) -> None:
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget(self)

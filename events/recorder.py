@@ -34,7 +34,8 @@ class Recorder:
         log: the adapter.
         stamp: source, ids and clock.
         in_flight_max: appends under way at once.
-        settle_s: how long an unanswered append is chased before it is given back as ``Unanswered``.
+        settle_s: how long an unanswered append is chased before it is given back as ``Unanswered``. Must stay below
+            the stream's duplicate window: it is what makes sending again safe where nothing is expected.
         retry_s: pause between two looks while the log does not answer.
     """
 
@@ -85,23 +86,29 @@ class Recorder:
         """Read back, send again, until it is known.
 
         A ``stale`` refusal is read back too: a single server checks the sequence before it looks for duplicates, so
-        the second copy of a stored message is refused.
+        the second copy of a stored message is refused. Once an attempt went unanswered, a later refusal says nothing
+        about that attempt: only what stands on the subject does.
         """
         give_up_at = asyncio.get_running_loop().time() + self._settle_s
+        in_the_air = isinstance(outcome, Unanswered)
         while True:
             found = await self._read_back(record)
             if isinstance(found, Appended):
                 return found
             if found == "moved_on":
                 return Refused("stale", "the subject moved on")
-            if found == "unmoved" and isinstance(outcome, Refused) and outcome.code == "stale":
+            if not in_the_air and isinstance(outcome, Refused) and outcome.code == "stale" and found == "unmoved":
                 # The leader that refused knows more than the one that answered the read: re-read, re-decide.
                 return outcome
             if asyncio.get_running_loop().time() >= give_up_at:
-                return outcome if isinstance(outcome, Refused) else Unanswered(f"no answer within {self._settle_s} s")
+                return Unanswered(f"no answer within {self._settle_s} s") if in_the_air else outcome
             await asyncio.sleep(self._retry_s)
             outcome = await self.log.append(record)
-            if isinstance(outcome, Appended) or (isinstance(outcome, Refused) and outcome.code in _FINAL):
+            if isinstance(outcome, Appended):
+                return outcome
+            if isinstance(outcome, Unanswered):
+                in_the_air = True
+            elif outcome.code in _FINAL and not in_the_air:
                 return outcome
 
     async def _read_back(self, record: Record) -> Appended | Literal["moved_on", "unmoved", "unreadable"]:

@@ -57,7 +57,7 @@ class SchedulerService:
         log = JetStreamLog(connection)
         self._log = log
         self._recorder = Recorder(log, Stamp(source=source, new_id=new_id, now=now_rfc3339))
-        self._beats = JetStreamLog(connection, stream=subjects.BEATS_STREAM, covering="gpuq.hb.*")
+        self._beats = JetStreamLog(connection, stream=subjects.BEATS_STREAM)
         self.projection = SiteProjection(
             log,
             objects=JetStreamObjects(connection, subjects.SNAPSHOTS_BUCKET),

@@ -1,0 +1,496 @@
+"""One attempt at one job: claim, admit, load, verify, start, run, end, release; each step an event.
+
+What each step rests on:
+
+1. *claim* (the device's subject): the slot is ours; its sequence is the epoch. Losing it ends the attempt.
+2. *admit* (the job's subject, at the sequence the route names): the sole right to execute. Losing it releases the slot.
+3. *load* and *verify*: nothing of the job's own work is sent before its model is proven to sit where it should.
+4. *started*: from here on a crash leaves the outcome unknown, so it is stored before the first byte is sent.
+5. the end (the job's subject), then *released* (the device's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import structlog
+
+from gpukeeper.agents import endings
+from gpukeeper.agents.admission import Admit, Deny, Need, admit
+from gpukeeper.agents.body import Body, BodyMissing, fetch_body
+from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
+from gpukeeper.agents.placement import Verdict, judge
+from gpukeeper.agents.room import HostRoom, Slot
+from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
+from gpukeeper.agents.writer import CancelWanted, HeldJob, Superseded
+from gpukeeper.events import job as facts
+from gpukeeper.events.clock import now, now_rfc3339
+from gpukeeper.events.device import Claimed, Released
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.objects import put_body
+from gpukeeper.events.readings import ClaimBeat, DeviceReading, ResidentModel, RuntimeReading
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.runtime import ModelLoaded, Suspect
+from gpukeeper.events.spec import INLINE_BYTES_MAX
+from gpukeeper.events.work import JobResult
+from gpukeeper.projections.hostview import PendingRoute
+
+_log = structlog.get_logger("gpukeeper.attempt")
+
+MB = 1_048_576
+_PROGRESS_EVERY_S = 5.0
+_PARTIAL_CHARS_MAX = 8_192
+#: A slot stays taken this long after a stop was asked for, unless the runtime is proven idle before.
+_STOP_PROOF_LIMIT_S = 30.0
+_STOP_PROOF_EVERY_S = 0.25
+
+
+class Stop(StrEnum):
+    """Why a run is ended from outside."""
+
+    CANCEL = "cancel"
+    PREEMPT = "preempt"
+    FENCED = "fenced"
+
+
+class Attempt:
+    """One claim's life. Owned by the agent's dispatcher; :meth:`run` never raises for what a job can do wrong."""
+
+    def __init__(
+        self,
+        room: HostRoom,
+        route: PendingRoute,
+        slot: Slot,
+        provider: Provider,
+        *,
+        others_share_runtime: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.room = room
+        self.route = route
+        self.slot = slot
+        self.provider = provider
+        self.others_share_runtime = others_share_runtime
+        self.epoch = 0
+        self.phase = "claiming"
+        self.tokens = 0
+        self.last_progress_at: str | None = None
+        self.stop_reason: Stop | None = None
+        self._held = HeldJob(room.recorder, route.job, route.job_seq)
+        self._work_task: asyncio.Task[None] | None = None
+        self._began_s = time.monotonic()
+        self._load_s: float | None = None
+        self._first_byte_s: float | None = None
+        self._run_began_s: float | None = None
+
+    def beat(self) -> ClaimBeat | None:
+        """What heartbeats say about this claim; None before it is one."""
+        if not self.epoch:
+            return None
+        return ClaimBeat(
+            job=self.route.job,
+            device=self.slot.device.id,
+            slot=self.slot.index,
+            epoch=self.epoch,
+            attempt=self.route.attempt,
+            phase=self.phase,
+            tokens=self.tokens,
+            last_progress_at=self.last_progress_at,
+        )
+
+    def stop(self, why: Stop) -> None:
+        """End the work in hand, for this reason; the first reason stays. The claim is released in order."""
+        if self.stop_reason is None or why is Stop.FENCED:
+            self.stop_reason = why
+        if self._work_task is not None:
+            self._work_task.cancel()
+
+    # --- the whole
+
+    async def run(self) -> None:
+        """Go through all steps. Returns when the slot is given back."""
+        body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
+        look_task = asyncio.create_task(self.provider.look())
+        read_task = asyncio.create_task(self.room.inventory.read(self.slot.device.id))
+        helpers = (body_task, look_task, read_task)
+        try:
+            if not await self._claim():
+                return
+            try:
+                body = await body_task
+                await self._hold(body, await look_task, await read_task)
+            except Superseded as error:
+                _log.info("attempt_superseded", **self._context(), why=error.message)
+            finally:
+                await self._release()
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    def _context(self) -> dict[str, object]:
+        return {
+            "job": self.route.job,
+            "device": self.slot.device.id,
+            "epoch": self.epoch,
+            "attempt": self.route.attempt,
+        }
+
+    async def _claim(self) -> bool:
+        fact = Claimed(
+            host=self.room.host,
+            device=self.slot.device.id,
+            slot=self.slot.index,
+            job=self.route.job,
+            attempt=self.route.attempt,
+            route_seq=self.route.seq,
+            boot_id=self.room.boot_id,
+            instance_id=self.room.instance_id,
+        )
+        seq = await self.slot.subject.append_once(fact, job=self.route.job)
+        if seq is None:
+            return False
+        self.epoch = seq
+        self.phase = "claimed"
+        return True
+
+    async def _release(self) -> None:
+        self.room.ledger = self.room.ledger.release(self.epoch)
+        await self.room.outputs.end(self.route.job)
+        released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
+        await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
+
+    async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, reading: DeviceReading) -> None:
+        """Everything between the claim and the release."""
+        watcher = asyncio.create_task(self._watch_job())
+        try:
+            if isinstance(body, BodyMissing):
+                await self._end(endings.failed(self._so_far(), Reason.BODY_MISSING, body.detail))
+                return
+            resident = self.provider.find(look, body.model)
+            if not await self._admit(body, look, reading, resident):
+                return
+            self._work_task = asyncio.create_task(self._work(body, look, reading, resident))
+            if self.stop_reason is not None:
+                self._work_task.cancel()
+            end = await self._outcome(self._work_task)
+            await self._end(end)
+        except CancelWanted as wanted:
+            self.stop_reason = Stop.CANCEL
+            await self._end(endings.cancelled(self._so_far(), wanted.wish))
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _watch_job(self) -> None:
+        """After a moment, follow the job's own subject: that is how a wish for its end is heard."""
+        await asyncio.sleep(self.room.watch_after_s)
+        follower = await self.room.follow_job(self.route.job, self._held.seq, self._on_job_event)
+        try:
+            await asyncio.shield(follower.broken)
+        finally:
+            await follower.stop()
+
+    def _on_job_event(self, fact: Fact) -> None:
+        if isinstance(fact, facts.CancelRequested):
+            self._held.cancel = fact
+            self.stop(Stop.CANCEL)
+
+    # --- admission
+
+    async def _admit(
+        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+    ) -> bool:
+        """Decide on live readings, and take the right to execute. False: denied, and said so."""
+        decision = await self._decide(body, look, reading, resident)
+        evidence: dict[str, Any] = {
+            "job": self.route.job,
+            "host": self.room.host,
+            "device": self.slot.device.id,
+            "slot": self.slot.index,
+            "epoch": self.epoch,
+            "attempt": self.route.attempt,
+            "route_seq": self.route.seq,
+            "runtime": self.provider.config.name,
+            "need_mb": decision.need_mb,
+            "need_source": decision.need_source,
+            "reserved_mb": decision.reserved_mb,
+            "headroom_mb": decision.headroom_mb,
+            "usable_mb": decision.usable_mb,
+            "reading": reading,
+            "residency": msgspec.structs.replace(look, models=None),
+            "detail": decision.detail,
+        }
+        if isinstance(decision, Deny):
+            await self._held.append(facts.Denied(**evidence, reason=decision.reason), epoch=self.epoch)
+            return False
+        if decision.reserve_mb:
+            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, decision.reserve_mb, now())
+        admitted = facts.Admitted(**evidence, instance_id=self.room.instance_id, resident=resident is not None)
+        await self._held.append(admitted, epoch=self.epoch)
+        self.phase = "admitted"
+        return True
+
+    async def _decide(
+        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+    ) -> Admit | Deny:
+        device = self.slot.device
+        ledger = self.room.ledger = self.room.ledger.seen_in(reading)
+        reserved_mb = ledger.unseen_mb(reading)
+        need = None if body.vram_mb is None else Need(vram_mb=body.vram_mb, source="declared")
+
+        def deny(reason: Reason, detail: str) -> Deny:
+            return Deny(
+                reason=reason,
+                detail=detail,
+                need_mb=body.vram_mb,
+                need_source="declared" if need else "",
+                reserved_mb=reserved_mb,
+                headroom_mb=device.headroom_mb,
+                usable_mb=None,
+            )
+
+        if not look.healthy:
+            return deny(Reason.RUNTIME_UNREACHABLE, f"{self.provider.config.name}: {look.error or 'not healthy'}")
+        if look.resident is None:
+            # Not knowing what it holds is not the same as its holding nothing.
+            return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
+        if need is None and resident is None:
+            size = await self.provider.model_bytes(body.model)
+            if size is not None:
+                need = Need(vram_mb=-(-size // MB), source="reported")
+        return admit(
+            device=device,
+            reading=reading,
+            reserved_mb=reserved_mb,
+            need=need,
+            resident=resident is not None,
+            allow_unknown_need=self.provider.config.allow_unknown_need,
+        )
+
+    # --- the work
+
+    async def _outcome(self, work: asyncio.Task[Fact]) -> Fact:
+        """The fact that ends the attempt, however the work ended."""
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not work.cancelled():
+                # The whole agent is being torn down: the claim stays, and whoever comes next ends it.
+                work.cancel()
+                raise
+            await self._prove_stopped()
+            return self._stopped_end()
+        except CancelWanted as wanted:
+            await self._prove_stopped()
+            return endings.cancelled(self._so_far(), wanted.wish)
+        except ClockExpired as expired:
+            await self._prove_stopped()
+            return endings.expired(self._so_far(), expired)
+        except RuntimeFailure as failure:
+            return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
+
+    async def _work(
+        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+    ) -> Fact:
+        device = self.slot.device
+        before, after = reading, reading
+        if resident is None:
+            look, after = await self._load(body)
+        verdict = judge(
+            intended=device.kind,
+            model=body.model,
+            resident=self.provider.find(look, body.model),
+            residency_known=look.resident is not None,
+            reports_vram=self.provider.reports_vram,
+            model_bytes=await self._model_bytes(look, body.model),
+            before=before,
+            after=after,
+            was_resident=resident is not None,
+            process_use_mb=await self.room.process_use_mb(self.provider, after),
+            min_ratio=self.provider.config.min_vram_ratio,
+        )
+        if not verdict.passed:
+            return await self._misplaced(body, verdict)
+        placed = facts.PlacementVerified(**self._placement(body, verdict))
+        await self._held.append(placed, epoch=self.epoch)
+        self.phase = "placed"
+        started = facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt)
+        await self._held.append(started, epoch=self.epoch)
+        self.phase = "running"
+        return await self._execute(body)
+
+    async def _load(self, body: Body) -> tuple[RuntimeReading, DeviceReading]:
+        """Bring the model in, within the load clock, and look again."""
+        self.phase = "loading"
+        clock = self.route.clocks.load
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(clock.limit_s):
+                await self.provider.load(body.model, on_cpu=self.slot.device.kind == "cpu", work=body.work)
+                self._load_s = round(time.monotonic() - began_s, 4)
+                look = await self.provider.look()
+        except TimeoutError:
+            raise ClockExpired("load", clock, time.monotonic() - began_s) from None
+        loaded_at = now()
+        self.room.ledger = self.room.ledger.loaded(self.epoch, loaded_at)
+        after = await self.room.inventory.read(self.slot.device.id)
+        await self.room.runtime_subject(self.provider.config.name).append(
+            ModelLoaded(
+                host=self.room.host,
+                runtime=self.provider.config.name,
+                model=body.model,
+                job=self.route.job,
+                epoch=self.epoch,
+                load_s=self._load_s,
+            ),
+            job=self.route.job,
+        )
+        return look, after
+
+    async def _model_bytes(self, look: RuntimeReading, model: str) -> int | None:
+        row = self.provider.find(look, model)
+        if row is not None and row.size_bytes is not None:
+            return row.size_bytes
+        return await self.provider.model_bytes(model)
+
+    async def _misplaced(self, body: Body, verdict: Verdict) -> Fact:
+        """One attempt, no reload loop: the job fails, and no more work goes there until the runtime passes again."""
+        assert verdict.reason is not None
+        await self._held.append(
+            facts.PlacementFailed(**self._placement(body, verdict), reason=verdict.reason), epoch=self.epoch
+        )
+        name = self.provider.config.name
+        self.room.suspects[name] = body.model
+        suspect = Suspect(
+            host=self.room.host,
+            runtime=name,
+            model=body.model,
+            job=self.route.job,
+            reason=verdict.reason,
+            detail=verdict.detail,
+        )
+        await self.room.runtime_subject(name).append(suspect, job=self.route.job)
+        return endings.failed(self._so_far(), verdict.reason, verdict.detail)
+
+    async def _execute(self, body: Body) -> Fact:
+        """Send the work and pass on what comes, under the first-byte, idle and run clocks."""
+        clocks = self.route.clocks
+        loop = asyncio.get_running_loop()
+        self._run_began_s = time.monotonic()
+        began, run_until = loop.time(), loop.time() + clocks.run.limit_s
+        last, progress_at = began, began
+        name: facts.ClockName = "first_byte"
+        self.room.outputs.begin(self.route.job, self.route.attempt)
+        result: JobResult | None = None
+        limit = asyncio.timeout_at(min(run_until, began + clocks.first_byte.limit_s))
+        try:
+            async with limit, aclosing(self._stream(body)) as stream:
+                async for item in stream:
+                    last = loop.time()
+                    name = "idle"
+                    limit.reschedule(min(run_until, last + clocks.idle.limit_s))
+                    if self._first_byte_s is None:
+                        self._first_byte_s = round(last - began, 4)
+                    if isinstance(item, Done):
+                        result = item.result
+                        break
+                    self.tokens += 1
+                    self.last_progress_at = now_rfc3339()
+                    if item.text:
+                        await self.room.outputs.push(self.route.job, item.text)
+                    if last - progress_at >= _PROGRESS_EVERY_S:
+                        progress_at = last
+                        await self._note_progress(last - began)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if loop.time() >= run_until:
+                raise ClockExpired("run", clocks.run, loop.time() - began) from None
+            since = began if name == "first_byte" else last
+            clock = clocks.first_byte if name == "first_byte" else clocks.idle
+            raise ClockExpired(name, clock, loop.time() - since) from None
+        if result is None:
+            raise RuntimeFailure(Reason.RUNTIME_CUT, "the answer ended without its last part")
+        return await self._succeeded(result)
+
+    def _stream(self, body: Body) -> AsyncGenerator[Token | Done]:
+        return self.provider.run(body.model, body.task, body.work, keep_alive_s=self.provider.config.keep_alive_s)
+
+    async def _note_progress(self, elapsed_s: float) -> None:
+        note = facts.Progress(job=self.route.job, epoch=self.epoch, tokens=self.tokens, elapsed_s=round(elapsed_s, 3))
+        await self._held.append(note, epoch=self.epoch)
+
+    async def _prove_stopped(self) -> None:
+        """Keep the slot until the runtime is proven idle, or for as long as that may take.
+
+        Where other work of ours runs on the runtime its activity proves nothing about this one.
+        """
+        give_up_s = time.monotonic() + _STOP_PROOF_LIMIT_S
+        self.phase = "stopping"
+        while time.monotonic() < give_up_s and not self.others_share_runtime():
+            look = await self.provider.look()
+            if look.activity == "idle" or (look.activity == "unknown" and look.healthy):
+                return
+            await asyncio.sleep(_STOP_PROOF_EVERY_S)
+
+    def _placement(self, body: Body, verdict: Verdict) -> dict[str, Any]:
+        return {
+            "job": self.route.job,
+            "epoch": self.epoch,
+            "runtime": self.provider.config.name,
+            "model": body.model,
+            "intended": self.slot.device.kind,
+            "size_bytes": verdict.size_bytes,
+            "vram_bytes": verdict.vram_bytes,
+            "ratio": verdict.ratio,
+            "device_before_mb": verdict.device_before_mb,
+            "device_after_mb": verdict.device_after_mb,
+            "sources": f"vram: {verdict.sources.vram}; device: {verdict.sources.device}",
+            "load_s": self._load_s,
+            "detail": verdict.detail,
+        }
+
+    # --- the end
+
+    async def _end(self, fact: Fact) -> None:
+        """Append the end; where the job moved on without us, say what became of the attempt."""
+        try:
+            await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+        except Superseded:
+            late = late_result(fact)
+            if late is not None:
+                await self._held.append_late(late, epoch=self.epoch)
+            raise
+
+    def _so_far(self) -> SoFar:
+        """What the attempt has come to, for the fact that ends it."""
+        run_s = None if self._run_began_s is None else round(time.monotonic() - self._run_began_s, 4)
+        return SoFar(
+            job=self.route.job,
+            epoch=self.epoch,
+            attempt=self.route.attempt,
+            timings=facts.Timings(load_s=self._load_s, first_byte_s=self._first_byte_s, run_s=run_s),
+            partial=self.room.outputs.text(self.route.job)[-_PARTIAL_CHARS_MAX:] or None,
+        )
+
+    async def _succeeded(self, result: JobResult) -> Fact:
+        body = msgspec.json.encode(result)
+        ref = None
+        if len(body) > INLINE_BYTES_MAX:
+            ref = await self.room.patiently(lambda: put_body(self.room.payloads, body))
+        return endings.succeeded(self._so_far(), None if ref else result, ref)
+
+    def _stopped_end(self) -> Fact:
+        """The end of an attempt that was stopped from outside."""
+        so_far = self._so_far()
+        if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
+            return endings.cancelled(so_far, self._held.cancel)
+        if self.stop_reason is Stop.FENCED:
+            return endings.failed(so_far, Reason.CLAIM_LAPSED, "the claim was ended by somebody else")
+        return endings.handed_back(so_far, started=self._run_began_s is not None)

@@ -1,0 +1,103 @@
+"""The facts that end an attempt, built from what it has come to. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpukeeper.events import job as facts
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.work import JobResult, ObjectRef
+
+
+class SoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt has come to."""
+
+    job: str
+    epoch: int
+    attempt: int
+    timings: facts.Timings
+    #: The last of what was generated.
+    partial: str | None
+
+
+class ClockExpired(Exception):
+    """A deadline of the job passed."""
+
+    def __init__(self, name: facts.ClockName, clock: facts.Clock, elapsed_s: float) -> None:
+        super().__init__(name)
+        self.name: facts.ClockName = name
+        self.clock = clock
+        self.elapsed_s = elapsed_s
+
+
+def succeeded(so_far: SoFar, result: JobResult | None, ref: ObjectRef | None) -> facts.Succeeded:
+    return facts.Succeeded(
+        job=so_far.job,
+        epoch=so_far.epoch,
+        attempt=so_far.attempt,
+        result=result,
+        result_ref=ref,
+        timings=so_far.timings,
+    )
+
+
+def failed(so_far: SoFar, reason: Reason, detail: str, *, status: int | None = None) -> facts.Failed:
+    return facts.Failed(
+        job=so_far.job,
+        reason=reason,
+        detail=detail,
+        epoch=so_far.epoch,
+        attempt=so_far.attempt,
+        status=status,
+        partial=so_far.partial,
+        timings=so_far.timings,
+    )
+
+
+def cancelled(so_far: SoFar, wish: facts.CancelRequested) -> facts.Cancelled:
+    return facts.Cancelled(
+        job=so_far.job,
+        actor=wish.actor,
+        reason=wish.reason,
+        command_seq=wish.command_seq,
+        epoch=so_far.epoch,
+        partial=so_far.partial,
+    )
+
+
+def expired(so_far: SoFar, passed: ClockExpired) -> facts.Expired:
+    return facts.Expired(
+        job=so_far.job,
+        clock=passed.name,
+        limit_s=passed.clock.limit_s,
+        source=passed.clock.source,
+        elapsed_s=round(passed.elapsed_s, 3),
+        epoch=so_far.epoch,
+        partial=so_far.partial,
+    )
+
+
+def handed_back(so_far: SoFar, *, started: bool) -> Fact:
+    """The agent stops: back into the queue, marked as preempted where the runtime had seen the job."""
+    detail = "the agent was stopped and its grace ended"
+    if started:
+        return facts.Preempted(job=so_far.job, epoch=so_far.epoch, reason=Reason.AGENT_STOPPING, detail=detail)
+    return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=detail, epoch=so_far.epoch)
+
+
+def late_result(end: Fact) -> facts.LateResult | None:
+    """The note for an end that came after the job had moved on; None where there is nothing to tell."""
+    match end:
+        case facts.Succeeded():
+            return facts.LateResult(
+                job=end.job, epoch=end.epoch, outcome="succeeded", result=end.result, result_ref=end.result_ref
+            )
+        case facts.Failed(epoch=int(epoch)):
+            return facts.LateResult(job=end.job, epoch=epoch, outcome="failed", detail=f"{end.reason}: {end.detail}")
+        case facts.Cancelled(epoch=int(epoch)):
+            return facts.LateResult(job=end.job, epoch=epoch, outcome="cancelled")
+        case facts.Expired(epoch=int(epoch)):
+            return facts.LateResult(job=end.job, epoch=epoch, outcome="expired", detail=f"{end.clock} clock")
+        case _:
+            return None

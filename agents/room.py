@@ -1,0 +1,143 @@
+"""What every attempt on this host shares: the log, the devices' subjects and slots, reservations, outputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from gpukeeper.agents.admission import Ledger
+from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.agents.devices.port import Device
+from gpukeeper.agents.outputs import Outputs
+from gpukeeper.agents.processes import listener_pid
+from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.agents.writer import OwnSubject
+from gpukeeper.events import subjects
+from gpukeeper.events.codec import decode
+from gpukeeper.events.errors import LogUnavailable
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.log import Follower, Log, Stored
+from gpukeeper.events.objects import Objects
+from gpukeeper.events.readings import DeviceReading
+from gpukeeper.events.recorder import Recorder
+from gpukeeper.projections.hostview import HostView
+
+_log = structlog.get_logger("gpukeeper.agent")
+
+_PAUSE_S = 1.0
+_Answer = TypeVar("_Answer")
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One place for one job on one device."""
+
+    device: Device
+    index: int
+    subject: OwnSubject
+
+
+class HostRoom:
+    """Shared by the attempts of one agent. Single-threaded: its fields change only between awaits."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        boot_id: str,
+        instance_id: str,
+        log: Log,
+        recorder: Recorder,
+        payloads: Objects,
+        inventory: Inventory,
+        outputs: Outputs,
+        view: HostView,
+    ) -> None:
+        self.host = host
+        self.boot_id = boot_id
+        self.instance_id = instance_id
+        self.log = log
+        self.recorder = recorder
+        self.payloads = payloads
+        self.inventory = inventory
+        self.outputs = outputs
+        self.view = view
+        self.ledger = Ledger()
+        #: Runtimes whose last placement check failed, and the model it was about.
+        self.suspects: dict[str, str] = {}
+        #: How long an attempt runs before it follows its job's subject.
+        self.watch_after_s = 1.0
+        self._devices: dict[str, OwnSubject] = {}
+        self._runtimes: dict[str, OwnSubject] = {}
+        self._free: dict[str, list[Slot]] = {}
+
+    # --- subjects
+
+    def device_subject(self, device_id: str) -> OwnSubject:
+        if device_id not in self._devices:
+            subject = subjects.device(self.host, device_id)
+            seq = self.view.device_seq.get(device_id, 0)
+            self._devices[device_id] = OwnSubject(self.recorder, subject, f"{self.host}/{device_id}", seq)
+        return self._devices[device_id]
+
+    def runtime_subject(self, name: str) -> OwnSubject:
+        if name not in self._runtimes:
+            subject = subjects.runtime(self.host, name)
+            seq = self.view.runtime_seq.get(name, 0)
+            self._runtimes[name] = OwnSubject(self.recorder, subject, f"{self.host}/{name}", seq)
+        return self._runtimes[name]
+
+    async def follow_job(self, job: str, after: int, on_fact: Callable[[Fact], None]) -> Follower:
+        """Hear what is appended to a held job."""
+
+        def on_stored(stored: Stored) -> None:
+            data = decode(stored).data
+            if isinstance(data, Fact):
+                on_fact(data)
+
+        return await self.patiently(lambda: self.log.follow(on_stored, after=after, subjects=(subjects.job(job),)))
+
+    async def patiently(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Ask again while the log is away. Who waits here holds a claim: it lapses when that takes too long, and the
+        attempt then learns from its next append that it was superseded."""
+        while True:
+            try:
+                return await ask()
+            except LogUnavailable as error:
+                _log.warning("log_away", error=error.message)
+                await asyncio.sleep(_PAUSE_S)
+
+    # --- slots
+
+    def open_slots(self, devices: Iterable[Device]) -> None:
+        """Offer the slots of ``devices``."""
+        for device in devices:
+            subject = self.device_subject(device.id)
+            self._free[device.id] = [Slot(device, index, subject) for index in range(device.slots)]
+
+    def take_slot(self, device_id: str) -> Slot | None:
+        """A free slot of the device, the lowest first, or None."""
+        free = self._free.get(device_id)
+        return free.pop(0) if free else None
+
+    def give_slot(self, slot: Slot) -> None:
+        """The slot is free again."""
+        free = self._free[slot.device.id]
+        free.append(slot)
+        free.sort(key=lambda one: one.index)
+
+    # --- evidence
+
+    async def process_use_mb(self, provider: Provider, reading: DeviceReading) -> int | None:
+        """What the runtime's process holds on the device, for runtimes that do not report it; None where unknown."""
+        if provider.reports_vram or reading.processes is None:
+            return None
+        port = urlsplit(provider.config.url).port
+        pid = None if port is None else await asyncio.to_thread(listener_pid, port)
+        if pid is None:
+            return None
+        return next((use.used_mb for use in reading.processes if use.pid == pid), None)

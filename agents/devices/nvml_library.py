@@ -78,6 +78,8 @@ class NvmlLibrary:
             raise NvmlFailure(name, int(error.value), str(error)) from error
         except self._nvml.NVMLLibraryMismatchError as error:
             raise NvmlFailure(name, Status.FUNCTION_NOT_FOUND, "not offered by this driver") from error
+        except UnicodeDecodeError as error:
+            raise NvmlFailure(name, Status.UNKNOWN, "the driver's text is not UTF-8") from error
 
     def init(self) -> None:
         self._call("nvmlInit")

@@ -291,6 +291,14 @@ async def test_c19_a_gpu_that_was_lost_before_it_told_its_uuid_is_a_problem_and_
     assert source.problem() is None
 
 
+async def test_a_name_that_is_no_text_is_a_problem_and_hides_no_other_gpu(nvml: NvmlStub, source: NvmlSource) -> None:
+    nvml.host(Gpu(uuid=A), Gpu(uuid=B))
+    nvml.script.write_bytes(nvml.script.read_bytes().replace(b"0.name NVIDIA", b"0.name \xff"))
+
+    assert [each.id for each in await source.find()] == [B]
+    assert "not UTF-8" in (source.problem() or "")
+
+
 async def test_c19_a_lost_gpu_that_returns_reads_again(nvml: NvmlStub, source: NvmlSource) -> None:
     nvml.host(Gpu(uuid=A))
     (device,) = await source.find()

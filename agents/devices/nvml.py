@@ -53,9 +53,10 @@ class NvmlSource:
     async def read(self, device: Device) -> DeviceReading:
         """Measure one device. One that was never found is looked for first."""
         read_at = utc_text(self._now())  # before the call: the figures are at least this fresh
-        if device.id not in self._known or self._library is None:
+        if self._must_look(device):
             async with self._finding:
-                await self._look()
+                if self._must_look(device):  # another reading may have looked meanwhile
+                    await self._look()
         found = self._known.get(device.id)
         if found is None:
             state, error = self._why_absent()
@@ -89,6 +90,9 @@ class NvmlSource:
             except (NvmlFailure, LaneStuck) as error:
                 self._driver_problem = f"NVML did not shut down: {error.message}"
         await self._driver.close(limit_s=self._limit_s)
+
+    def _must_look(self, device: Device) -> bool:
+        return device.id not in self._known or self._library is None
 
     async def _look(self) -> None:
         self._unidentified.clear()

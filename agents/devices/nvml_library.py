@@ -57,6 +57,8 @@ class RunningProcess(NamedTuple):
     gpu_instance: int | None
 
 
+#: The device or the driver is gone: an answer to any question then, never the answer to one.
+_NOBODY_TO_ASK = frozenset({Status.GPU_IS_LOST, Status.UNINITIALIZED, Status.DRIVER_NOT_LOADED})
 _NO_INSTANCE = 0xFFFFFFFF
 _MIG_ON = 1
 _ADDRESSING_ATS = 2
@@ -76,6 +78,8 @@ class NvmlLibrary:
             raise NvmlFailure(name, int(error.value), str(error)) from error
         except self._nvml.NVMLLibraryMismatchError as error:
             raise NvmlFailure(name, Status.FUNCTION_NOT_FOUND, "not offered by this driver") from error
+        except UnicodeDecodeError as error:
+            raise NvmlFailure(name, Status.UNKNOWN, "the driver's text is not UTF-8") from error
 
     def init(self) -> None:
         self._call("nvmlInit")
@@ -105,18 +109,19 @@ class NvmlLibrary:
         try:
             return int(self._call("nvmlDeviceGetBAR1MemoryInfo", handle).bar1Total) > 0
         except NvmlFailure as failure:
-            if failure.status in (Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND):
-                return False
-            raise
+            if failure.status in _NOBODY_TO_ASK:
+                raise
+            return False
 
     def shares_page_tables(self, handle: object) -> bool:
-        """Whether the device uses the host's page tables (ATS), as integrated and coherent parts do."""
+        """Whether the device is known to use the host's page tables (ATS), as integrated and coherent parts do."""
         try:
             return int(self._call("nvmlDeviceGetAddressingMode", handle)) == _ADDRESSING_ATS
         except NvmlFailure as failure:
-            if failure.status in (Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND, Status.INVALID_ARGUMENT):
-                return False
-            raise
+            # Drivers refuse the question in several ways. None of them is a sign of an integrated part.
+            if failure.status in _NOBODY_TO_ASK:
+                raise
+            return False
 
     def mig_on(self, handle: object) -> bool:
         try:

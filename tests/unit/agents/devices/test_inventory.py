@@ -167,7 +167,7 @@ async def test_a_device_that_the_host_does_not_have_reads_unknown(make: Made) ->
 
 async def test_one_hung_gpu_leaves_the_other_readings_alone(nvml: NvmlStub, make: Made) -> None:
     nvml.host(Gpu(uuid=A), Gpu(uuid=B))
-    inventory = make(DeviceConfig(id="far", source="static", total_mb=1), timeout_s=0.5)
+    inventory = make(DeviceConfig(id="far", source="static", total_mb=1), timeout_s=1.0)
     await inventory.find()
     nvml.host(Gpu(uuid=A, hang=("memory", nvml.gate())), Gpu(uuid=B))
 

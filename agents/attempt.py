@@ -28,7 +28,7 @@ from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import HostRoom, Slot
 from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
-from gpukeeper.agents.writer import CancelWanted, HeldJob, Superseded
+from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.device import Claimed, Released
@@ -81,8 +81,10 @@ class Attempt:
         self.tokens = 0
         self.last_progress_at: str | None = None
         self.stop_reason: Stop | None = None
+        #: The claim is being given back.
+        self.released = False
         self._held = HeldJob(room.recorder, route.job, route.job_seq)
-        self._work_task: asyncio.Task[None] | None = None
+        self._work_task: asyncio.Task[Fact] | None = None
         self._began_s = time.monotonic()
         self._load_s: float | None = None
         self._first_byte_s: float | None = None
@@ -160,6 +162,7 @@ class Attempt:
         return True
 
     async def _release(self) -> None:
+        self.released = True
         self.room.ledger = self.room.ledger.release(self.epoch)
         await self.room.outputs.end(self.route.job)
         released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
@@ -292,8 +295,14 @@ class Attempt:
         except ClockExpired as expired:
             await self._prove_stopped()
             return endings.expired(self._so_far(), expired)
+        except (Superseded, NotRecorded):
+            raise
         except RuntimeFailure as failure:
             return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
+        except Exception as fault:  # noqa: BLE001
+            # A fault of our own ends this job, not the agent and every other job with it.
+            _log.exception("attempt_fault", **self._context())
+            return endings.failed(self._so_far(), Reason.INTERNAL, f"{type(fault).__name__}: {fault}")
 
     async def _work(
         self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
@@ -431,6 +440,8 @@ class Attempt:
 
         Where other work of ours runs on the runtime its activity proves nothing about this one.
         """
+        if self.phase not in ("loading", "running"):
+            return
         give_up_s = time.monotonic() + _STOP_PROOF_LIMIT_S
         self.phase = "stopping"
         while time.monotonic() < give_up_s and not self.others_share_runtime():
@@ -492,5 +503,5 @@ class Attempt:
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)
         if self.stop_reason is Stop.FENCED:
-            return endings.failed(so_far, Reason.CLAIM_LAPSED, "the claim was ended by somebody else")
+            raise Superseded("the claim was ended by somebody else; the scheduler gives the job its end")
         return endings.handed_back(so_far, started=self._run_began_s is not None)

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"  #: a clock of the job expired: the event names it
     CANCELLED = "cancelled"  #: somebody cancelled it: the event names the actor
     AGENT_STOPPING = "agent_stopping"  #: the agent was told to stop and its grace ended
+    INTERNAL = "internal"  #: a fault in gpukeeper itself: the agent's log has the traceback; please report it
     OUTCOME_UNKNOWN = "outcome_unknown"  #: the claim lapsed while the job ran: nobody knows how it ended
 
     # --- refused commands

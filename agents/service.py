@@ -1,0 +1,377 @@
+"""The agent of one host: follows its routes, runs attempts on its slots, and answers for its devices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import nats.errors
+import structlog
+
+import gpukeeper
+from gpukeeper.agents.attempt import Attempt, Stop
+from gpukeeper.agents.config import AgentConfig, RuntimeConfig
+from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.agents.outputs import Outputs
+from gpukeeper.agents.room import HostRoom
+from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.agents.runtimes.registry import build, find_runtimes
+from gpukeeper.agents.surveyor import Surveyor
+from gpukeeper.agents.writer import OwnSubject
+from gpukeeper.events import subjects
+from gpukeeper.events.clock import new_id, now, now_rfc3339
+from gpukeeper.events.codec import decode
+from gpukeeper.events.connection import Connection
+from gpukeeper.events.device import ClaimLapsed
+from gpukeeper.events.errors import GpukeeperError
+from gpukeeper.events.host import Joined, Left
+from gpukeeper.events.jetstream import JetStreamLog
+from gpukeeper.events.log import Follower, Stored
+from gpukeeper.events.objects import JetStreamObjects
+from gpukeeper.events.readings import ClaimBeat, Heartbeat
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.recorder import Recorder, Stamp
+from gpukeeper.events.services import Services, serve
+from gpukeeper.projections import snapshot
+from gpukeeper.projections.hostview import HostView
+from gpukeeper.projections.site import Retention
+
+_log = structlog.get_logger("gpukeeper.agent")
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CATCH_UP_S = 600.0
+_PROBE_S = 1.0
+_FIND_RUNTIMES_EVERY_S = 30.0
+#: How long attempts that were stopped may take to end their jobs and give their slots back.
+_ABANDON_S = 35.0
+
+
+class HostTaken(GpukeeperError):
+    """Another agent speaks for this host."""
+
+    code = "host_taken"
+
+
+class AgentService:
+    """One agent process.
+
+    Args:
+        connection: the site's NATS.
+        config: devices, runtimes and clocks.
+        retention: of the site's snapshots, from which the agent starts.
+    """
+
+    def __init__(self, connection: Connection, config: AgentConfig, retention: Retention | None = None) -> None:
+        self._connection = connection
+        self._config = config
+        self._retention = retention or Retention()
+        self.instance_id = new_id()
+        self._log = JetStreamLog(connection)
+        self._beats = JetStreamLog(connection, stream=subjects.BEATS_STREAM)
+        self._recorder = Recorder(
+            self._log,
+            Stamp(source=f"/site/{config.site}/agent/{config.host}", new_id=new_id, now=now_rfc3339),
+        )
+        self._inventory = Inventory(config, now=now)
+        self._outputs = Outputs(connection)
+        self._providers: dict[str, Provider] = {}
+        self._attempts: dict[int, Attempt] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        #: Routes that were claimed and are over, until their claims come back through the log.
+        self._claimed: set[int] = set()
+        self._stopping = False
+        self._fenced = asyncio.Event()
+        self._room: HostRoom | None = None
+
+    @property
+    def room(self) -> HostRoom:
+        assert self._room is not None, "run() first"
+        return self._room
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve the host until ``stop``.
+
+        Raises:
+            HostTaken: another agent speaks for it, now or while this one ran.
+            GpukeeperError: the log cannot be followed any more.
+        """
+        await self._refuse_if_taken()
+        view, follower = await self._follow()
+        services: Services | None = None
+        try:
+            self._room = HostRoom(
+                host=self._config.host,
+                boot_id=boot_id(),
+                instance_id=self.instance_id,
+                log=self._log,
+                recorder=self._recorder,
+                payloads=JetStreamObjects(self._connection, subjects.PAYLOADS_BUCKET),
+                inventory=self._inventory,
+                outputs=self._outputs,
+                view=view,
+            )
+            for config in await find_runtimes(self._config):
+                self._providers[config.name] = build(config)
+            surveyor = Surveyor(self._room, self._config, self._beats, self._providers, self._claim_beats)
+            services = await self._serve()
+            await self._join(surveyor)
+            await self._work(surveyor, follower, stop)
+        finally:
+            if services is not None:
+                await services.stop()
+            await follower.stop()
+            for provider in self._providers.values():
+                await provider.close()
+            await self._inventory.close()
+
+    # --- coming
+
+    async def _refuse_if_taken(self) -> None:
+        """One agent a host: the claims of a second would fence the first's."""
+        try:
+            answer = await self._connection.client.request(
+                subjects.agent_ping(self._config.host), b"", timeout=_PROBE_S
+            )
+        except (TimeoutError, nats.errors.Error):
+            return
+        raise HostTaken(
+            f"host {self._config.host!r} already has a live agent ({answer.data.decode('utf-8', 'replace')}); "
+            "stop it, or give this one another host name",
+            host=self._config.host,
+        )
+
+    async def _follow(self) -> tuple[HostView, Follower]:
+        """This host's part of the log: from the site's newest snapshot when there is one, then live."""
+        objects = JetStreamObjects(self._connection, subjects.SNAPSHOTS_BUCKET)
+        site = await snapshot.load(objects, self._log, self._retention)
+        host = self._config.host
+        view = HostView(host) if site is None else HostView.from_site(site, host)
+        until = 0
+        for pattern in subjects.followed_by_agent(host):
+            last = await self._log.last(pattern)
+            until = max(until, 0 if last is None else last.seq)
+
+        def on_stored(stored: Stored) -> None:
+            view.apply(decode(stored))
+            self._on_change(view)
+
+        follower = await self._log.follow(on_stored, after=view.seq, subjects=subjects.followed_by_agent(host))
+        if until > view.seq:
+            await follower.wait_seen(until, _CATCH_UP_S)
+        return view, follower
+
+    async def _join(self, surveyor: Surveyor) -> None:
+        """Say who speaks for the host now, end what the one before left, and offer the slots."""
+        await surveyor.announce()
+        room = self.room
+        joined = Joined(
+            host=room.host,
+            boot_id=room.boot_id,
+            instance_id=self.instance_id,
+            version=gpukeeper.__version__,
+            pid=os.getpid(),
+            devices=tuple(device.id for device in surveyor.devices),
+            runtimes=tuple(self._providers),
+        )
+        await OwnSubject(self._recorder, subjects.host(room.host), room.host, room.view.host_seq).append(joined)
+        await self._end_predecessors_claims()
+        room.open_slots(device for device in surveyor.devices if device.unschedulable is None)
+        await surveyor.beat()
+        _log.info(
+            "agent_started",
+            host=room.host,
+            instance=self.instance_id,
+            devices=[device.id for device in surveyor.devices],
+            runtimes=list(self._providers),
+        )
+
+    async def _end_predecessors_claims(self) -> None:
+        """Claims of an earlier instance are nobody's: end them by name, with the last that was heard of each."""
+        room = self.room
+        stored = await self._beats.last(subjects.beat(room.host))
+        beat = None if stored is None else decode(stored).data
+        for device_id, claims in room.view.claims.items():
+            for claim in tuple(claims.values()):
+                if claim.instance_id == self.instance_id:
+                    continue
+                known = beat if isinstance(beat, Heartbeat) else None
+                lapsed = ClaimLapsed(
+                    host=room.host,
+                    device=device_id,
+                    epoch=claim.epoch,
+                    job=claim.job,
+                    reason=Reason.CLAIM_LAPSED,
+                    detail=_why_taken_over(claim.boot_id, room.boot_id),
+                    last_beat=_beat_of(known, claim.epoch),
+                    last_beat_at=None if known is None else known.sent_at,
+                )
+                await room.device_subject(device_id).append(lapsed, job=claim.job, epoch=claim.epoch)
+                _log.warning("predecessors_claim_ended", device=device_id, job=claim.job, epoch=claim.epoch)
+
+    async def _serve(self) -> Services:
+        async def ping(_: bytes) -> bytes:
+            return msgspec.json.encode(
+                {
+                    "host": self._config.host,
+                    "instance_id": self.instance_id,
+                    "pid": os.getpid(),
+                    "claims": len(self._attempts),
+                }
+            )
+
+        return await serve(
+            self._connection,
+            name="gpuq-agent",
+            description=f"steward of the devices of host {self._config.host}",
+            endpoints={
+                "ping": (subjects.agent_ping(self._config.host), ping),
+                "output": (subjects.agent_output(self._config.host), self._outputs.answer),
+            },
+            metadata={"host": self._config.host, "instance_id": self.instance_id},
+        )
+
+    # --- working
+
+    async def _work(self, surveyor: Surveyor, follower: Follower, stop: asyncio.Event) -> None:
+        ends = {
+            asyncio.create_task(surveyor.run(), name="surveyor"),
+            asyncio.create_task(self._find_more_runtimes(surveyor), name="runtimes"),
+            asyncio.ensure_future(stop.wait()),
+            asyncio.ensure_future(self._fenced.wait()),
+            asyncio.ensure_future(_join(follower.broken)),
+            asyncio.ensure_future(_join(self._connection.closed)),
+        }
+        self._dispatch(self.room.view)
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
+            if self._fenced.is_set():
+                await self._abandon(Stop.FENCED)
+                raise HostTaken(f"another agent took over host {self.room.host!r}", host=self.room.host)
+            if stop.is_set():
+                await self._leave(surveyor)
+        finally:
+            for task in ends:
+                task.cancel()
+            await asyncio.wait(ends)
+            await self._abandon(Stop.PREEMPT)
+
+    async def _find_more_runtimes(self, surveyor: Surveyor) -> None:
+        """Where nothing is declared, an Ollama that is started later is found later."""
+        if self._config.runtimes or not self._config.find_runtimes:
+            await asyncio.Event().wait()
+        while not self._providers:
+            await asyncio.sleep(_FIND_RUNTIMES_EVERY_S)
+            for config in await find_runtimes(self._config):
+                await self._adopt(config, surveyor)
+        await asyncio.Event().wait()
+
+    async def _adopt(self, config: RuntimeConfig, surveyor: Surveyor) -> None:
+        self._providers[config.name] = build(config)
+        await self._join(surveyor)
+
+    def _on_change(self, view: HostView) -> None:
+        """Something about this host was stored."""
+        if self._room is None:
+            return
+        if view.instance_id not in ("", self.instance_id) and self.room.view.host_seq == view.seq:
+            self._fenced.set()
+        for attempt in self._attempts.values():
+            claims = view.claims.get(attempt.slot.device.id, {})
+            if attempt.epoch and attempt.epoch <= view.seq and attempt.epoch not in claims and not attempt.released:
+                attempt.stop(Stop.FENCED)
+        self._dispatch(view)
+
+    def _dispatch(self, view: HostView) -> None:
+        """Begin an attempt for each route that has a free slot, in the order in which they were sent."""
+        if self._stopping or self._fenced.is_set() or self._room is None:
+            return
+        pending = {route.seq for route in view.routes.values()}
+        self._claimed &= pending
+        for route in tuple(view.routes.values()):
+            if route.seq in self._attempts or route.seq in self._claimed:
+                continue
+            provider = self._providers.get(route.runtime)
+            slot = None if provider is None else self.room.take_slot(route.device)
+            if provider is not None and slot is not None:
+                self._begin(Attempt(self.room, route, slot, provider))
+
+    def _begin(self, attempt: Attempt) -> None:
+        runtime = attempt.provider.config.name
+        attempt.others_share_runtime = lambda: any(
+            other is not attempt and other.provider.config.name == runtime for other in self._attempts.values()
+        )
+        self._attempts[attempt.route.seq] = attempt
+        task = asyncio.create_task(attempt.run(), name=f"attempt {attempt.route.job}")
+        self._tasks[task] = attempt.route.seq
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        attempt = self._attempts.pop(self._tasks.pop(task))
+        self.room.give_slot(attempt.slot)
+        if attempt.epoch:
+            self._claimed.add(attempt.route.seq)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("attempt_broke", job=attempt.route.job, exc_info=error)
+        self._dispatch(self.room.view)
+
+    def _claim_beats(self) -> list[ClaimBeat]:
+        return [beat for attempt in self._attempts.values() if (beat := attempt.beat()) is not None]
+
+    # --- going
+
+    async def _leave(self, surveyor: Surveyor) -> None:
+        """Take nothing more, let running jobs finish within the grace, hand back the rest, say goodbye."""
+        self._stopping = surveyor.stopping = True
+        for attempt in self._attempts.values():
+            if attempt.phase != "running":
+                attempt.stop(Stop.PREEMPT)
+        await surveyor.beat()
+        running = set(self._tasks)
+        if running:
+            _log.info("agent_finishing", running=len(running), grace_s=self._config.stop_grace_s)
+            await asyncio.wait(running, timeout=self._config.stop_grace_s)
+        await self._abandon(Stop.PREEMPT)
+        left = Left(host=self.room.host, instance_id=self.instance_id, detail="stopped on request")
+        subject = OwnSubject(self._recorder, subjects.host(self.room.host), self.room.host, self.room.view.host_seq)
+        await subject.append(left)
+        _log.info("agent_stopped", host=self.room.host)
+
+    async def _abandon(self, why: Stop) -> None:
+        """Stop what is still running, in order: each attempt ends its job and gives its slot back."""
+        for attempt in self._attempts.values():
+            attempt.stop(why)
+        tasks = set(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_ABANDON_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from any other; the empty text where the system does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _why_taken_over(claim_boot: str, boot: str) -> str:
+    if claim_boot != boot:
+        return "the host was restarted since, and a new agent speaks for it"
+    return "a new agent speaks for the host; the one that held the claim is gone"
+
+
+def _beat_of(beat: Heartbeat | None, epoch: int) -> ClaimBeat | None:
+    if beat is None:
+        return None
+    return next((claim for claim in beat.claims if claim.epoch == epoch), None)
+
+
+async def _join(future: asyncio.Future[None]) -> None:
+    await asyncio.shield(future)

@@ -1,0 +1,186 @@
+"""Looks at devices and runtimes, tells the log what changed, and sends heartbeats.
+
+A heartbeat is sent on time with the newest finished look; a look that takes long never delays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from gpukeeper.agents.config import AgentConfig
+from gpukeeper.agents.devices.port import Device
+from gpukeeper.agents.room import HostRoom
+from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.events import subjects
+from gpukeeper.events.clock import new_id, now_rfc3339
+from gpukeeper.events.codec import encode
+from gpukeeper.events.device import Appeared, Changed
+from gpukeeper.events.log import Appended, Log, Record
+from gpukeeper.events.readings import ClaimBeat, DeviceReading, Heartbeat, RuntimeReading
+from gpukeeper.events.runtime import HealthChanged, Registered
+
+_log = structlog.get_logger("gpukeeper.surveyor")
+
+#: How long a heartbeat waits for a look before it goes out with the one before.
+_LOOK_WAIT_S = 2.0
+
+
+class Surveyor:
+    """What this host's devices and runtimes are like now."""
+
+    def __init__(
+        self,
+        room: HostRoom,
+        config: AgentConfig,
+        beats: Log,
+        providers: Mapping[str, Provider],
+        claims: Callable[[], Sequence[ClaimBeat]],
+    ) -> None:
+        self._room = room
+        self._config = config
+        self._beats = beats
+        self._providers = providers
+        self._claims = claims
+        self.devices: tuple[Device, ...] = ()
+        self.readings: dict[str, DeviceReading] = {}
+        self.looks: dict[str, RuntimeReading] = {}
+        self._told_devices: dict[str, str] = {}
+        self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None]] = {}
+        self._look: asyncio.Task[None] | None = None
+        self.stopping = False
+
+    async def announce(self) -> None:
+        """Find the devices, look at everything once, and tell the log what this host is."""
+        self.devices = await self._room.inventory.find()
+        self.readings = await self._room.inventory.read_all()
+        for device in self.devices:
+            reading = self.readings.get(device.id)
+            total_mb = None if reading is None else reading.total_mb
+            limits = [each for each in (total_mb, device.limit_mb) if each is not None]
+            appeared = Appeared(
+                host=self._room.host,
+                device=device.id,
+                kind=device.kind,
+                name=device.name,
+                slots=device.slots,
+                total_mb=min(limits) if limits else None,
+                headroom_mb=device.headroom_mb,
+                unschedulable=device.unschedulable,
+                parent=device.parent,
+            )
+            await self._room.device_subject(device.id).append(appeared)
+            self._told_devices[device.id] = "healthy"
+        for name, provider in self._providers.items():
+            registered = Registered(
+                host=self._room.host,
+                runtime=name,
+                provider=provider.config.provider,
+                url=provider.config.url,
+                devices=provider.config.devices,
+                loads_models=provider.loads_models,
+            )
+            await self._room.runtime_subject(name).append(registered)
+        await self._survey()
+
+    async def _survey(self) -> None:
+        """Look at every device and runtime at once, and tell the log what is another than before."""
+        names = list(self._providers)
+        readings, looks = await asyncio.gather(
+            self._room.inventory.read_all(), asyncio.gather(*(self._providers[name].look() for name in names))
+        )
+        self.readings = readings
+        self.looks = dict(zip(names, looks, strict=True))
+        for device in self.devices:
+            await self._tell_device(device, readings.get(device.id))
+        for name, look in self.looks.items():
+            await self._tell_runtime(name, look)
+
+    async def _tell_device(self, device: Device, reading: DeviceReading | None) -> None:
+        state = "unknown" if reading is None else reading.state
+        if self._told_devices.get(device.id) == state:
+            return
+        detail = "" if reading is None or reading.error is None else reading.error
+        changed = Changed(host=self._room.host, device=device.id, state=state, detail=detail, reading=reading)
+        await self._room.device_subject(device.id).append(changed)
+        self._told_devices[device.id] = state
+        _log.warning("device_changed", device=device.id, state=state, detail=detail)
+
+    async def _tell_runtime(self, name: str, look: RuntimeReading) -> None:
+        cleared = self._clears_suspicion(name, look)
+        known = (look.healthy, look.models)
+        if self._told_runtimes.get(name) == known and not cleared:
+            return
+        health = HealthChanged(
+            host=self._room.host,
+            runtime=name,
+            healthy=look.healthy,
+            models=look.models,
+            detail=look.error or "",
+        )
+        await self._room.runtime_subject(name).append(health)
+        self._told_runtimes[name] = known
+        if cleared:
+            del self._room.suspects[name]
+        _log.info("runtime_seen", runtime=name, healthy=look.healthy, models=look.models, detail=look.error)
+
+    def _clears_suspicion(self, name: str, look: RuntimeReading) -> bool:
+        """A suspect runtime is trusted again when the model that failed is gone, or sits where it should."""
+        model = self._room.suspects.get(name)
+        if model is None or not look.healthy or look.resident is None:
+            return False
+        provider = self._providers[name]
+        row = provider.find(look, model)
+        if row is None:
+            return True
+        if not row.size_bytes or row.vram_bytes is None:
+            return False
+        return row.vram_bytes / row.size_bytes >= provider.config.min_vram_ratio
+
+    # --- heartbeats
+
+    async def run(self) -> None:
+        """Look and beat, until cancelled."""
+        try:
+            while True:
+                if self._look is None or self._look.done():
+                    if self._look is not None:
+                        self._look.result()
+                    self._look = asyncio.create_task(self._survey())
+                done, _ = await asyncio.wait({self._look}, timeout=min(_LOOK_WAIT_S, self._config.heartbeat_s))
+                if not done:
+                    _log.warning("look_takes_long", waited_s=_LOOK_WAIT_S)
+                await self.beat()
+                await asyncio.sleep(self._config.heartbeat_s)
+        finally:
+            if self._look is not None:
+                self._look.cancel()
+                await asyncio.gather(self._look, return_exceptions=True)
+
+    async def beat(self) -> None:
+        """Send one heartbeat. One that is not stored is no error here: silence is what it looks like."""
+        beat = Heartbeat(
+            host=self._room.host,
+            boot_id=self._room.boot_id,
+            instance_id=self._room.instance_id,
+            sent_at=now_rfc3339(),
+            interval_s=self._config.heartbeat_s,
+            claims=tuple(self._claims()),
+            devices=tuple(self.readings.values()),
+            runtimes=tuple(self.looks.values()),
+            stopping=self.stopping,
+        )
+        event_id = new_id()
+        body = encode(
+            beat,
+            event_id=event_id,
+            source=f"/site/{self._config.site}/agent/{self._room.host}",
+            subject=self._room.host,
+            time=beat.sent_at,
+        )
+        record = Record(subject=subjects.beat(self._room.host), body=body, event_id=event_id)
+        outcome = await self._beats.append(record)
+        if not isinstance(outcome, Appended):
+            _log.warning("heartbeat_not_stored", outcome=type(outcome).__name__, detail=outcome.detail)

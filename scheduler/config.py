@@ -77,9 +77,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: A snapshot of the state is stored after this many events.
     snapshot_every_events: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 50_000
     deadlines: DeadlinePolicy = DeadlinePolicy()
+    #: Where deadlines were configured, by field: shown when one expires. Those not named are built-in defaults.
+    deadline_sources: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     kinds: Kinds = Kinds()
     weights: ScoreWeights = ScoreWeights()
     #: Ended jobs leave the state after this long in event time. The log keeps them.
     forget_after_s: Annotated[float, msgspec.Meta(gt=0, le=315_360_000)] = 86_400.0
     #: Ended jobs leave the state, oldest first, above this many.
     forget_above: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+
+    def deadline_source(self, field: str) -> str:
+        """Where the deadline ``field`` (such as ``queue_s``) was configured, in words."""
+        return self.deadline_sources.get(field, f"built-in default deadlines.{field}")

@@ -25,11 +25,9 @@ NATS_ENVIRONMENT = {
     "GPUQ_NATS_TOKEN_FILE": "token_file",
     "GPUQ_NATS_CREDS_FILE": "creds_file",
     "GPUQ_NATS_TLS_CA": "tls_ca",
-    "GPUQ_NATS_TLS_CERT": "tls_cert",
-    "GPUQ_NATS_TLS_KEY": "tls_key",
     "GPUQ_NATS_INBOX_PREFIX": "inbox_prefix",
 }
-_PATH_KEYS = ("password_file", "token_file", "creds_file", "tls_ca", "tls_cert", "tls_key")
+_PATH_KEYS = ("password_file", "token_file", "creds_file", "tls_ca")
 _TOML_PLACE = re.compile(r"(?P<words>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
 
 
@@ -38,6 +36,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
     config: SiteConfig
     path: Path | None = None
+    #: Where each deadline that the file gives was written, by field: shown when it expires.
+    deadline_sources: dict[str, str] = {}
 
 
 def find_config(
@@ -72,7 +72,11 @@ def load_config(
     path = find_config(given, environ, cwd=cwd, user_folder=user_folder)
     raw = {} if path is None else _parse(path)
     folder = cwd if path is None else path.parent
-    return Loaded(config=_decode(raw, environ, source=path, folder=folder, cwd=cwd), path=path)
+    config = _decode(raw, environ, source=path, folder=folder, cwd=cwd)
+    deadlines: dict[str, Any] = raw.get("deadlines", {})
+    return Loaded(
+        config=config, path=path, deadline_sources={field: f"{path}, deadlines.{field}" for field in deadlines}
+    )
 
 
 def decode_config(text: str, *, name: str = FILE_NAME) -> SiteConfig:

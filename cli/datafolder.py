@@ -115,15 +115,20 @@ def _lock(descriptor: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise FolderUnusable(f"{folder} cannot be locked: {error.strerror}", folder=str(folder)) from error
-        holder = _read_holder(descriptor)
+        holder = read_holder(folder)
         who = "another process"
         if holder is not None:
             who = f"process {holder.pid} on {holder.host} since {holder.started_at} ({holder.command})"
         raise FolderHeld(f"{folder} is held by {who}", folder=str(folder), holder=holder) from error
 
 
-def _read_holder(descriptor: int) -> Holder | None:
+def read_holder(folder: Path) -> Holder | None:
+    """Who said last that it holds ``folder``; None where nobody did, or it has not finished saying so.
+
+    For display only: a holder that was killed has let go without taking its name back.
+    """
     try:
-        return msgspec.json.decode(os.pread(descriptor, _HOLDER_BYTES_MAX, 0), type=Holder)
-    except msgspec.DecodeError:
-        return None  # it has the lock and has not written yet
+        with (folder / LOCK_NAME).open("rb") as file:
+            return msgspec.json.decode(file.read(_HOLDER_BYTES_MAX), type=Holder)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

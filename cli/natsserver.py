@@ -69,6 +69,7 @@ class NatsServer:
         self._site = site
         self._binary = binary
         self._child: Child | None = None
+        self._credentials: Credentials | None = None
         self.paths = ServerPaths(folder=data / "nats")
 
     @property
@@ -88,7 +89,7 @@ class NatsServer:
         await self._stop_leftover()
         for old in self.paths.ports.glob("*.ports"):
             old.unlink()
-        credentials = ensure_credentials(self._data, site=self._site)
+        self._credentials = credentials = ensure_credentials(self._data, site=self._site)
         self._write_config(credentials, port=choose_port(self._settings.port, last_url=credentials.url))
         return credentials
 
@@ -103,9 +104,9 @@ class NatsServer:
                 in the place of one that is on disk would be a log that starts over in silence.
         """
         deadline = time.monotonic() + self._settings.start_timeout_s
-        credentials = ensure_credentials(self._data, site=self._site)
+        assert self._credentials is not None, "prepare() comes first"
         port = await self._port_of(child, deadline)
-        kept = msgspec.structs.replace(credentials, url=f"nats://{LISTEN_HOST}:{port}")
+        kept = msgspec.structs.replace(self._credentials, url=f"nats://{LISTEN_HOST}:{port}")
         while True:
             streams = await self._streams_served(kept)
             if streams is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -44,8 +44,6 @@ class NatsConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     creds_file: str | None = None
     #: The certificate authority of the server, where the system's own do not know it.
     tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
     #: Replies arrive under this prefix. Set it where the server's permissions ask for one.
     inbox_prefix: str | None = None
     connect_timeout_s: Seconds = 5.0
@@ -153,11 +151,10 @@ def _nats_problems(nats: NatsConfig) -> Iterator[Problem]:
     if (nats.user is None) != (nats.password_file is None):
         missing = "nats.user" if nats.user is None else "nats.password_file"
         yield Problem(missing, None, "user and password_file together")
-    if (nats.tls_cert is None) != (nats.tls_key is None):
-        missing = "nats.tls_cert" if nats.tls_cert is None else "nats.tls_key"
-        yield Problem(missing, None, "tls_cert and tls_key together")
     if nats.inbox_prefix is not None and not _INBOX_PREFIX.fullmatch(nats.inbox_prefix):
         yield Problem("nats.inbox_prefix", nats.inbox_prefix, "one to four subject tokens, such as _INBOX_me")
+    if nats.url is None and nats != NatsConfig(connect_timeout_s=nats.connect_timeout_s):
+        yield Problem("nats.url", None, "the server that the rest of [nats] is for")
     ways = [name for name in ("password_file", "token_file", "creds_file") if getattr(nats, name) is not None]
     if len(ways) > 1:
         yield Problem(f"nats.{ways[1]}", getattr(nats, ways[1]), f"one way to log in, and {ways[0]} is given too")
@@ -204,14 +201,15 @@ def agent_config(config: SiteConfig, *, machine_name: str) -> AgentConfig:
     )
 
 
-def scheduler_config(config: SiteConfig) -> SchedulerConfig:
-    """What a scheduler is told."""
+def scheduler_config(config: SiteConfig, *, deadline_sources: Mapping[str, str] | None = None) -> SchedulerConfig:
+    """What a scheduler is told. ``deadline_sources`` (from :class:`Loaded`) says where deadlines were written."""
     return SchedulerConfig(
         site=config.site.name,
         claim_ttl_s=config.scheduler.claim_ttl_s,
         lease_ttl_s=config.scheduler.lease_ttl_s,
         snapshot_every_events=config.scheduler.snapshot_every_events,
         deadlines=config.deadlines,
+        deadline_sources=dict(deadline_sources or {}),
         kinds=config.kinds,
         weights=config.scheduler.weights,
         forget_after_s=config.scheduler.forget_after_s,

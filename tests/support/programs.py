@@ -44,7 +44,7 @@ def stubborn(folder: Path, name: str) -> tuple[str, ...]:
 
 def pids(folder: Path, name: str) -> list[int]:
     """The processes that have been up under ``name``, the latest last."""
-    found = sorted(folder.glob(f"{name}.*"), key=lambda path: path.stat().st_mtime_ns)
+    found = sorted(folder.glob(f"{name}.[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
     return [int(path.suffix[1:]) for path in found]
 
 

@@ -74,9 +74,15 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ("[server]\nport = 65536", r"server.port = 65536: expected integer <= 65535"),
         ('[nats]\nurl = "http://a"', r'nats.url = "http://a": must be a URL of nats, tls, ws, wss'),
         ('[nats]\nurl = "nats://a,b"', r'nats.url = "b": must be a URL of nats, tls, ws, wss'),
-        ('[nats]\nuser = "a"', r"nats.password_file: missing: must be user and password_file together"),
-        ('[nats]\ntls_cert = "a"', r"nats.tls_key: missing: must be tls_cert and tls_key together"),
-        ('[nats]\ntoken_file = "a"\ncreds_file = "b"', r"nats.creds_file = .*: must be one way to log in"),
+        (
+            '[nats]\nurl = "nats://a"\nuser = "a"',
+            r"nats.password_file: missing: must be user and password_file together",
+        ),
+        ('[nats]\ntoken_file = "a"', r"nats.url: missing: must be the server that the rest of \[nats\] is for"),
+        (
+            '[nats]\nurl = "nats://a"\ntoken_file = "a"\ncreds_file = "b"',
+            r"nats.creds_file = .*: must be one way to log in",
+        ),
         ('[nats]\ninbox_prefix = "a.>"', r'nats.inbox_prefix = "a.>": must be one to four subject tokens'),
         (
             "[site]\nname = 'x'\n[nats\n",
@@ -174,9 +180,19 @@ def test_an_error_in_the_environment_names_the_variable(tmp_path: Path) -> None:
 def test_paths_in_the_file_start_at_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()
-    (folder / "gpuq.toml").write_text('[nats]\ntoken_file = "t"\n')
+    (folder / "gpuq.toml").write_text('[nats]\nurl = "nats://a"\ntoken_file = "t"\n')
 
     assert load(tmp_path, given=Path("etc/gpuq.toml")).nats.token_file == str(folder / "t")
+
+
+def test_a_deadline_remembers_the_file_that_gave_it(tmp_path: Path) -> None:
+    (tmp_path / "gpuq.toml").write_text("[deadlines]\nrun_s = 7\n")
+
+    loaded = load_config(None, {}, cwd=tmp_path, user_folder=tmp_path)
+    scheduler = scheduler_config(loaded.config, deadline_sources=loaded.deadline_sources)
+
+    assert scheduler.deadline_source("run_s") == f"{tmp_path}/gpuq.toml, deadlines.run_s"
+    assert "default" in scheduler.deadline_source("load_s")
 
 
 def test_every_setting_reaches_the_process_that_uses_it() -> None:

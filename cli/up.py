@@ -21,7 +21,7 @@ SCHEDULER_GRACE_S = 15.0
 
 def gpuq_argv(command: str) -> tuple[str, ...]:
     """How a part of gpuq is started: by this Python, with the current folder off ``sys.path``."""
-    return (sys.executable, "-P", "-m", "gpukeeper.cli.main", command)
+    return (sys.executable, "-P", "-m", "gpukeeper.cli.workers", command)
 
 
 async def up(

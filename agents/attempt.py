@@ -117,7 +117,7 @@ class Attempt:
     async def run(self) -> None:
         """Go through all steps. Returns when the slot is given back."""
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
-        look_task = asyncio.create_task(self.provider.look())
+        look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.inventory.read(self.slot.device.id))
         helpers = (body_task, look_task, read_task)
         try:
@@ -343,7 +343,7 @@ class Attempt:
             async with asyncio.timeout(clock.limit_s):
                 await self.provider.load(body.model, on_cpu=self.slot.device.kind == "cpu", work=body.work)
                 self._load_s = round(time.monotonic() - began_s, 4)
-                look = await self.provider.look()
+                look = await self.room.residency(self.provider)
         except TimeoutError:
             raise ClockExpired("load", clock, time.monotonic() - began_s) from None
         loaded_at = now()

@@ -13,6 +13,7 @@ import structlog
 from gpukeeper.agents.admission import Ledger
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.devices.port import Device
+from gpukeeper.agents.looks import FreshLooks
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.processes import listener_pid
 from gpukeeper.agents.runtimes.port import Provider
@@ -23,7 +24,7 @@ from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
-from gpukeeper.events.readings import DeviceReading
+from gpukeeper.events.readings import DeviceReading, RuntimeReading
 from gpukeeper.events.recorder import Recorder
 from gpukeeper.projections.hostview import HostView
 
@@ -71,6 +72,7 @@ class HostRoom:
         self.suspects: dict[str, str] = {}
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
+        self._looks: dict[str, FreshLooks] = {}
         self._devices: dict[str, OwnSubject] = {}
         self._runtimes: dict[str, OwnSubject] = {}
         self._free: dict[str, list[Slot]] = {}
@@ -131,6 +133,13 @@ class HostRoom:
         free.sort(key=lambda one: one.index)
 
     # --- evidence
+
+    async def residency(self, provider: Provider) -> RuntimeReading:
+        """What the runtime holds, read after this call began."""
+        name = provider.config.name
+        if name not in self._looks:
+            self._looks[name] = FreshLooks(provider)
+        return await self._looks[name].residency()
 
     async def process_use_mb(self, provider: Provider, reading: DeviceReading) -> int | None:
         """What the runtime's process holds on the device, for runtimes that do not report it; None where unknown."""

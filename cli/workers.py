@@ -7,6 +7,7 @@ Started as ``python -m gpukeeper.cli.workers scheduler|agent``; they find the da
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import platform
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import structlog
+import uvloop
 
 from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded, load_config
@@ -129,7 +131,10 @@ def run_worker(part: str, *, config: Path | None = None, data: Path | None = Non
         await (run_scheduler if part == "scheduler" else run_agent)(loaded, folder, stop)
 
     try:
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            # What was imported lives as long as the process: the collector need not walk it again and again.
+            gc.freeze()
+            runner.run(main())
     except GpukeeperError as error:
         structlog.get_logger("gpukeeper").error("stopped", code=error.code, message=error.message)
         return exit_code_of(error)

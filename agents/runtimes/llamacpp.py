@@ -97,6 +97,8 @@ class LlamaCpp:
         self._config = config
         self._look_timeout_s = look_timeout_s
         self._http = RuntimeHttp(config.url)
+        #: The model file that the last look saw, and the ids that were served then: it names the model too.
+        self._file: tuple[tuple[str, ...], str | None] = ((), None)
 
     @property
     def config(self) -> RuntimeConfig:
@@ -127,6 +129,7 @@ class LlamaCpp:
             error = f"/health: status {health.status!r}"
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=error)
         path = None if isinstance(props, RuntimeFailure) else props.model_path
+        self._file = (_ids(models), path)
         return RuntimeReading(
             runtime=name,
             read_at=read_at,
@@ -134,6 +137,21 @@ class LlamaCpp:
             activity=_activity(slots),
             resident=tuple(_resident(served) for served in models.data),
             models=_names(models, path),
+        )
+
+    async def residency(self) -> RuntimeReading:
+        read_at = utc_now()
+        models = await attempt(self._http.get("/v1/models", _models), "/v1/models", self._look_timeout_s)
+        name = self._config.name
+        if isinstance(models, RuntimeFailure):
+            return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=str(models))
+        ids, path = self._file
+        return RuntimeReading(
+            runtime=name,
+            read_at=read_at,
+            healthy=True,
+            resident=tuple(_resident(served) for served in models.data),
+            models=_names(models, path if ids == _ids(models) else None),
         )
 
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
@@ -299,6 +317,10 @@ def _resident(served: _Served) -> ResidentModel:
 
 def _count(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
+
+
+def _ids(models: _Models) -> tuple[str, ...]:
+    return tuple(served.id for served in models.data)
 
 
 def _names(models: _Models, path: str | None) -> tuple[str, ...]:

@@ -65,6 +65,13 @@ class Ollama:
             error="; ".join(failed) or None,
         )
 
+    async def residency(self) -> RuntimeReading:
+        read_at = utc_now()
+        ps = await attempt(self._resident(), "/api/ps", self._look_timeout_s)
+        if isinstance(ps, RuntimeFailure):
+            return RuntimeReading(runtime=self._config.name, read_at=read_at, healthy=False, error=str(ps))
+        return RuntimeReading(runtime=self._config.name, read_at=read_at, healthy=True, resident=ps)
+
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
         return find_resident(reading.resident or (), model)
 

@@ -69,6 +69,13 @@ class Provider(Protocol):
         """
         ...
 
+    async def residency(self) -> RuntimeReading:
+        """Read only what it holds now, in as few requests as that takes: the look before every admission.
+
+        Activity and catalogue are unknown in such a reading. Never raises, like :meth:`look`.
+        """
+        ...
+
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
         """The row of ``model`` in a reading of this runtime, under whichever of its names. Pure."""
         ...

@@ -31,6 +31,8 @@ class FakeLlamaCpp(FakeServer):
         self.aborted = 0
         #: Set to hold every completion after its first token until the event is set.
         self.hold: asyncio.Event | None = None
+        #: An ``error`` event in mid-stream instead of the second token.
+        self.stream_error: str | None = None
         self._ready: dict[tuple[str, int], bytes] = {}
 
     def counters(self) -> dict[str, Any]:
@@ -63,7 +65,8 @@ class FakeLlamaCpp(FakeServer):
             return None
         self.completions += 1
         self.max_overlap = max(self.max_overlap, self.in_flight + 1)
-        if self.hold is None and not exchange.cut_stream and not exchange.truncate:
+        slow = self.hold is not None or self.stream_error is not None
+        if not slow and not exchange.cut_stream and not exchange.truncate:
             exchange.write(self._at_once(exchange))
             return None
         return self._slowly(exchange)
@@ -83,16 +86,21 @@ class FakeLlamaCpp(FakeServer):
         try:
             events = self._events(exchange.path, self._count(exchange))
             exchange.begin("text/event-stream")
+            # A chat begins with an event that has no text.
+            after_first_token = 1 if exchange.path == "/completion" else 2
             for number, event in enumerate(events):
                 if exchange.gone.is_set():
                     self.aborted += 1
                     return
-                if number == 1:
+                if number == after_first_token:
                     if exchange.cut_stream:
                         exchange.chunk(event[: len(event) // 2])
                         exchange.drop()
                         return
                     if exchange.truncate:
+                        break
+                    if self.stream_error is not None:
+                        exchange.chunk(_event({"error": {"code": 500, "message": self.stream_error}}))
                         break
                     if self.hold is not None:
                         await self._held(exchange, self.hold)

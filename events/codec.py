@@ -67,13 +67,16 @@ def decode(stored: Stored, steps: Mapping[str, Step] = STEPS) -> Event:
         return Event(stored, envelope, _decode_data(envelope, steps))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         return Event(stored, None, Unreadable(str(error)))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # An old fact with contents that its upcaster does not expect.
+        return Event(stored, None, Unreadable(f"cannot be brought up to date: {error!r}"))
 
 
 def _decode_data(envelope: Envelope, steps: Mapping[str, Step]) -> Fact | Unknown:
     if envelope.type in steps:
-        tag, data = upcast(envelope.type, msgspec.json.decode(envelope.data), steps)
+        tag, data = upcast(envelope.type, msgspec.json.decode(envelope.data, type=dict[str, Any]), steps)
         current = BY_TYPE.get(tag)
-        return Unknown(tag, envelope.data) if current is None else msgspec.convert(data, current)
+        return Unknown(envelope.type, envelope.data) if current is None else msgspec.convert(data, current)
     decoder = _decoders.get(envelope.type)
     if decoder is None:
         return Unknown(envelope.type, envelope.data)

@@ -142,7 +142,11 @@ class JetStreamFollower:
                     self._source.alive = False
                     continue
                 _log.warning("follower_hears_nothing", stream=self._stream, seen=self._seen, silent_s=_SILENCE_S)
-            await self._open_again()
+            try:
+                await self._open_again()
+            except Exception as error:
+                self._break(error)
+                raise
 
     async def _open_again(self) -> None:
         """Follow again from where we were, until it works, the connection is gone, or the limit is reached."""

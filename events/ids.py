@@ -6,7 +6,8 @@ import re
 
 from gpukeeper.events.errors import InvalidId
 
-TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # noqa: S105 - a part of a subject, no secret
+#: For decoders and JSON Schema. In Python ``$`` also matches before a last line feed, which is no part of a token.
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$(?!\n)"  # noqa: S105 - a part of a subject, no secret
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 TOKEN_RULE = "1 to 64 of A-Z a-z 0-9 _ -"  # noqa: S105

@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a job waits, was refused or ended. The comment says what a user can do about it."""
+    """Why a job waits, was refused or ended. The comment says what a user can do about it.
+
+    A code that a newer version wrote is carried as it is: it equals its text and is in no list here.
+    """
 
     # --- waits
     CAPACITY = "capacity"  #: every device that could take the job is in use: wait, or free one
@@ -57,3 +60,12 @@ class Reason(StrEnum):
     UNKNOWN_JOB = "unknown_job"  #: no such job
     ALREADY_ENDED = "already_ended"  #: the job has ended; ends are final
     INVALID_COMMAND = "invalid_command"  #: the command is malformed
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        if not isinstance(value, str):
+            return None
+        carried = str.__new__(cls, value)
+        carried._name_ = value.upper()
+        carried._value_ = value
+        return carried

@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 
 from gpukeeper.events.fact import Record
 from gpukeeper.events.ids import TOKEN_PATTERN, TOKEN_RULE
-from gpukeeper.events.work import ObjectRef, Strict, Task, Work, task_of
+from gpukeeper.events.work import ROLES, ChatMessage, ObjectRef, Strict, Task, Work, task_of
+
+NAME_PATTERN = r"^[^\x00-\x1f\x7f]*$(?!\n)"
 
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=NAME_PATTERN)]
 Megabytes = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
 
@@ -26,6 +28,10 @@ SUBMITTED = "gpuq.job.submitted.v1"
 
 #: Larger bodies belong in the object store.
 INLINE_BYTES_MAX = 65_536
+
+#: Lists and objects inside one another. A limit of our own, so that whether a body is readable does not depend on how
+#: much of the stack its reader has left.
+NESTING_MAX = 100
 
 
 class Need(Strict, frozen=True, kw_only=True):
@@ -71,7 +77,7 @@ class JobSpec(Work, frozen=True, kw_only=True):
 class Problem(Record, frozen=True, kw_only=True):
     """One thing that is wrong with a submission."""
 
-    #: Where: ``need.vram_mb``, ``messages[0].role``; empty for the submission as a whole.
+    #: Where: ``need.vram_mb``, ``messages[0].role``, ``data.need.vram_mb`` in a CloudEvent; empty for the whole.
     path: str
     message: str
     #: What was sent there, shortened.
@@ -93,7 +99,7 @@ class _Event(msgspec.Struct, frozen=True):
     specversion: str
     type: str = ""
     id: str = ""
-    data: msgspec.Raw = msgspec.Raw(b"null")
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Probe(msgspec.Struct, frozen=True):
@@ -115,28 +121,77 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "": tuple(f.encode_name for f in msgspec.structs.fields(JobSpec)),
     "need": tuple(f.encode_name for f in msgspec.structs.fields(Need)),
     "deadlines": tuple(f.encode_name for f in msgspec.structs.fields(Deadlines)),
+    "messages[]": tuple(f.encode_name for f in msgspec.structs.fields(ChatMessage)),
 }
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in msgspec.structs.fields(JobSpec)}
+#: What may stand in a field with a closed list of values.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "place": get_args(Place),
+    "on_capacity": get_args(OnCapacity),
+    "task": get_args(Task),
+    "messages[].role": ROLES,
+}
+_INDEX = re.compile(r"\[\d+\]")
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def parse_submission(raw: bytes) -> Submission | tuple[Problem, ...]:
     """Read a submission: a bare job body or a CloudEvent around one. Pure, and total over all bytes."""
-    event_id: str | None = None
-    body: bytes | msgspec.Raw = raw
+    unreadable = _unreadable(raw)
+    if unreadable is not None:
+        return (unreadable,)
     try:
-        if _decode_probe(raw).specversion is not msgspec.UNSET:
-            event = _decode_event(raw)
-            if event.type != SUBMITTED:
-                return (_problem("type", f"must be {SUBMITTED!r}", event.type),)
-            event_id, body = event.id or None, event.data
+        is_event = _decode_probe(raw).specversion is not msgspec.UNSET
+        if not is_event:
+            return _parse_body(raw)
+        event = _decode_event(raw)
+    except msgspec.ValidationError as error:
+        return (_explain(str(error), raw),)
+    except msgspec.DecodeError as error:
+        return (Problem(path="", message=f"not JSON: {error}", value=_shorten(raw.decode())),)
+    if event.type != SUBMITTED:
+        return (_problem("type", f"must be {SUBMITTED!r}", event.type),)
+    if event.data is msgspec.UNSET:
+        return (Problem(path="data", message="required, but missing: the job's body as JSON"),)
+    found = _parse_body(event.data, event_id=event.id or None)
+    if isinstance(found, Submission):
+        return found
+    return tuple(msgspec.structs.replace(problem, path=_join("data", problem.path)) for problem in found)
+
+
+def _unreadable(raw: bytes) -> Problem | None:
+    """What no decoder need look at."""
+    if raw.startswith(_BYTE_ORDER_MARK):
+        return Problem(path="", message="begins with a byte order mark: send UTF-8 without one")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        shown = _shorten(raw.decode("utf-8", "replace"))
+        return Problem(path="", message=f"not UTF-8: {error.reason} at byte {error.start}", value=shown)
+    if _nests_deeper(raw, NESTING_MAX):
+        return Problem(path="", message=f"nested too deeply: at most {NESTING_MAX} lists and objects in one another")
+    return None
+
+
+def _nests_deeper(raw: bytes, limit: int) -> bool:
+    if raw.count(b"[") + raw.count(b"{") <= limit:
+        return False
+    depth = 0
+    for bracket in _BRACKET.finditer(_STRING.sub(b"", raw)):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > limit:
+            return True
+    return False
+
+
+def _parse_body(body: bytes | msgspec.Raw, *, event_id: str | None = None) -> Submission | tuple[Problem, ...]:
+    try:
         spec = _decode_spec(body)
     except msgspec.ValidationError as error:
         return (_explain(str(error), body),)
-    except msgspec.DecodeError as error:
-        return (Problem(path="", message=f"not JSON: {error}", value=_shorten(raw.decode("utf-8", "replace"))),)
-    except RecursionError:
-        return (Problem(path="", message="nested too deeply: the body may nest a few hundred levels at most"),)
-    except UnicodeDecodeError as error:
-        return (Problem(path="", message=f"not UTF-8: {error.reason} at byte {error.start}"),)
     return check(spec, event_id=event_id)
 
 
@@ -160,13 +215,15 @@ def check(spec: JobSpec, *, event_id: str | None = None) -> Submission | tuple[P
         problems.append(_problem("device", "name its host too: devices are known by host and id", spec.device))
     if problems or task is None:
         return tuple(problems)
-    digest = hashlib.sha256(_encode(spec)).hexdigest()
+    digest = hashlib.sha256(encode_spec(spec)).hexdigest()
     return Submission(spec=spec, task=task, digest=digest, event_id=event_id)
 
 
 def encode_spec(spec: JobSpec) -> bytes:
-    """The canonical JSON of a spec."""
-    return _encode(spec)
+    """The canonical JSON of a spec: sorted keys, and no field that says what would hold without it."""
+    # The encoder's own omission of defaults goes by identity, so a default that was sent would be kept.
+    said = {name: getattr(spec, name) for name in spec.__struct_fields__ if getattr(spec, name) != _DEFAULTS[name]}
+    return _encode(said)
 
 
 def _explain(error: str, body: bytes | msgspec.Raw) -> Problem:
@@ -176,19 +233,23 @@ def _explain(error: str, body: bytes | msgspec.Raw) -> Problem:
     message = error[: at.start()] if at else error
     if unknown := _UNKNOWN_FIELD.search(message):
         field = unknown["field"]
-        allowed = _FIELDS.get(path, ())
+        allowed = _FIELDS.get(_INDEX.sub("[]", path), ())
         close = difflib.get_close_matches(field, allowed, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(allowed)}" if allowed else ""
         return Problem(path=_join(path, field), message=f"unknown field; {hint}".rstrip("; "))
     if missing := _MISSING_FIELD.search(message):
         return Problem(path=_join(path, missing["field"]), message="required, but missing")
-    if TOKEN_PATTERN in message:
+    if repr(TOKEN_PATTERN) in message:
         message = f"must be {TOKEN_RULE}"
+    elif repr(NAME_PATTERN) in message:
+        message = "must have no control characters"
+    elif message.startswith("Invalid enum value"):
+        message = f"must be one of {', '.join(_CHOICES.get(_INDEX.sub('[]', path), ()))}"
     return _problem(path, message, _value_at(body, path))
 
 
 def _join(path: str, field: str) -> str:
-    return f"{path}.{field}" if path else field
+    return f"{path}.{field}" if path and field else path or field
 
 
 def _value_at(body: bytes | msgspec.Raw, path: str) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from gpukeeper.events.fact import Record
 
 Task = Literal["generate", "chat", "embed"]
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -18,7 +20,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 class ChatMessage(Strict, frozen=True, kw_only=True):
     """One message of a chat. ``images`` are base64; ``content`` may be a list of parts as OpenAI clients send."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str | list[Any] = ""
     name: str | None = None
     images: list[str] | None = None
@@ -36,7 +38,7 @@ class Work(Strict, frozen=True, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: list[str] | None = None
     #: Passed to the runtime as it is (Ollama: ``options``; llama.cpp: top-level fields).
     options: dict[str, Any] | None = None

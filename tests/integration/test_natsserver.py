@@ -314,11 +314,16 @@ async def test_a_server_left_behind_is_stopped_before_the_next_starts(tmp_path: 
     await leftover.prepare()
     # Not through `Child`, whose death signal would not let it be left behind.
     process = await asyncio.create_subprocess_exec(*leftover.argv, stderr=asyncio.subprocess.DEVNULL)
-    await until(lambda: leftover.paths.pid.exists() and leftover.paths.pid.read_text(), "the server is up")
+    try:
+        await until(lambda: leftover.paths.pid.exists() and leftover.paths.pid.read_text(), "the server is up")
 
-    async with running(tmp_path) as (server, _):
-        assert await asyncio.wait_for(process.wait(), 20) is not None
-        assert server.pid != process.pid
+        async with running(tmp_path) as (server, _):
+            assert await asyncio.wait_for(process.wait(), 20) is not None
+            assert server.pid != process.pid
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def test_a_stranger_under_the_number_of_the_last_server_is_left_alone(tmp_path: Path) -> None:

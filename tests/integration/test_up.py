@@ -212,9 +212,17 @@ async def test_a_second_ctrl_c_stops_everything_at_once(tmp_path: Path, start: S
     running = await whole.up("nats", "agent")
     os.kill(os.getpid(), signal.SIGINT)
     await until(lambda: whole.said, "the first is noticed")
-    os.kill(os.getpid(), signal.SIGTERM)  # no second Ctrl-C: changes nothing
+    # A SIGTERM is no second Ctrl-C. Signals arrive in order: when the other is seen, it has been handled.
+    seen = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, seen.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.wait_for(seen.wait(), 30)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+    hurried = whole.supervisor.at_once.is_set()
     os.kill(os.getpid(), signal.SIGINT)
 
+    assert not hurried
     assert await whole.result() == 130
     assert [line.partition(" ")[2] for line in whole.said] == [
         "stopping after SIGINT; Ctrl-C stops at once",

@@ -10,7 +10,7 @@ from gpukeeper.events import subjects
 from gpukeeper.events.codec import decode
 from gpukeeper.events.errors import GpukeeperError
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.job import NOTES, CancelRequested
+from gpukeeper.events.job import CancelRequested, is_note
 from gpukeeper.events.log import Appended, Refused, Unanswered
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.recorder import Recorder
@@ -162,7 +162,7 @@ class HeldJob:
             fact = decode(stored).data
             if isinstance(fact, CancelRequested):
                 self.cancel = fact
-            elif not isinstance(fact, NOTES):
+            elif not (isinstance(fact, Fact) and is_note(fact)):
                 raise Superseded(f"{type(fact).__name__} came at sequence {stored.seq}", job=self.job)
             self.seq = stored.seq
 

@@ -325,8 +325,15 @@ class LateResult(Fact, frozen=True, kw_only=True):
     result_ref: ObjectRef | None = None
 
 
-#: Facts that change nothing about who may do what: an agent may append past them.
-NOTES = (Resubmitted, Progress, LateResult)
+def is_note(fact: Fact) -> bool:
+    """Whether ``fact`` changes nothing about who may do what, so that an agent may append past it.
+
+    A `waiting` that names no claim is one: it says why the job waits, and a route may have been decided beside it.
+    """
+    if isinstance(fact, Waiting):
+        return fact.epoch is None
+    return isinstance(fact, Resubmitted | Progress | LateResult)
+
 
 #: Facts that end a job. Exactly one of them stands on each job's subject.
 ENDS = (Rejected, Succeeded, Failed, Cancelled, Expired, Unroutable, Lost)

@@ -286,6 +286,10 @@ class Site:
         old = self.jobs.get(fact.job)
         if old is None:
             return
+        if old.phase is Phase.ROUTED and fact.epoch is None:
+            # Decided beside the route, on the same sequence: it says why the job waited until then.
+            self._job(fact.job, seq=event.seq)
+            return
         back = old.phase is not Phase.WAITING
         self._job(
             fact.job,

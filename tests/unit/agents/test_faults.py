@@ -110,9 +110,7 @@ async def test_a_stream_that_is_cut_yields_what_came_and_then_fails(
 
 
 @pytest.mark.parametrize(("provider", "task"), STREAMED)
-async def test_an_error_record_in_mid_stream_is_an_error(
-    pairs: dict[str, Pair], provider: str, task: Task
-) -> None:
+async def test_an_error_record_in_mid_stream_is_an_error(pairs: dict[str, Pair], provider: str, task: Task) -> None:
     pair = pairs[provider]
     pair.server.stream_error = "CUDA error: out of memory"
 
@@ -191,9 +189,7 @@ async def test_a_runtime_that_answers_nothing_is_left_at_the_callers_deadline(
 
 
 @pytest.mark.parametrize(("provider", "task"), STREAMED)
-async def test_leaving_a_stream_closes_its_connection(
-    pairs: dict[str, Pair], provider: str, task: Task
-) -> None:
+async def test_leaving_a_stream_closes_its_connection(pairs: dict[str, Pair], provider: str, task: Task) -> None:
     pair = pairs[provider]
     pair.server.hold = asyncio.Event()
 

@@ -69,9 +69,7 @@ async def test_the_file_name_finds_a_model_that_has_an_alias(fake: FakeLlamaCpp,
         ('[{"id":0,"is_processing":"yes"}]', "unknown"),
     ],
 )
-async def test_activity_is_what_the_slots_say(
-    fake: FakeLlamaCpp, llama: LlamaCpp, body: str, activity: str
-) -> None:
+async def test_activity_is_what_the_slots_say(fake: FakeLlamaCpp, llama: LlamaCpp, body: str, activity: str) -> None:
     fake.faults["/slots"] = Fault("status", status=200, body=body)
 
     reading = await llama.look()
@@ -81,9 +79,7 @@ async def test_activity_is_what_the_slots_say(
 
 
 async def test_activity_is_unknown_where_slots_are_switched_off(fake: FakeLlamaCpp, llama: LlamaCpp) -> None:
-    fake.faults["/slots"] = Fault(
-        "status", status=501, body='{"error":{"message":"Start it with `--slots`"}}'
-    )
+    fake.faults["/slots"] = Fault("status", status=501, body='{"error":{"message":"Start it with `--slots`"}}')
 
     reading = await llama.look()
 
@@ -93,9 +89,7 @@ async def test_activity_is_unknown_where_slots_are_switched_off(fake: FakeLlamaC
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 @pytest.mark.parametrize("kind", ["status", "html", "truncated", "empty", "stall", "drop"])
-async def test_c14_what_cannot_be_read_is_unknown(
-    fake: FakeLlamaCpp, llama: LlamaCpp, path: str, kind: Any
-) -> None:
+async def test_c14_what_cannot_be_read_is_unknown(fake: FakeLlamaCpp, llama: LlamaCpp, path: str, kind: Any) -> None:
     fake.faults[path] = Fault(kind)
 
     reading = await llama.look()
@@ -105,9 +99,7 @@ async def test_c14_what_cannot_be_read_is_unknown(
     assert path in reading.error
 
 
-async def test_a_server_that_is_still_loading_holds_nothing_known(
-    fake: FakeLlamaCpp, llama: LlamaCpp
-) -> None:
+async def test_a_server_that_is_still_loading_holds_nothing_known(fake: FakeLlamaCpp, llama: LlamaCpp) -> None:
     body = '{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
     fake.faults["/health"] = Fault("status", status=503, body=body)
 
@@ -118,9 +110,7 @@ async def test_a_server_that_is_still_loading_holds_nothing_known(
     assert "Loading model" in reading.error
 
 
-async def test_it_never_passes_off_another_model_as_the_one_that_was_asked(
-    fake: FakeLlamaCpp, llama: LlamaCpp
-) -> None:
+async def test_it_never_passes_off_another_model_as_the_one_that_was_asked(fake: FakeLlamaCpp, llama: LlamaCpp) -> None:
     with pytest.raises(RuntimeFailure) as caught:
         async for _ in llama.run("qwen3", "generate", Work(prompt="x")):
             pass
@@ -129,9 +119,7 @@ async def test_it_never_passes_off_another_model_as_the_one_that_was_asked(
     assert "answered by tiny" in caught.value.detail
 
 
-async def test_settings_have_their_llamacpp_names_and_beat_options(
-    fake: FakeLlamaCpp, llama: LlamaCpp
-) -> None:
+async def test_settings_have_their_llamacpp_names_and_beat_options(fake: FakeLlamaCpp, llama: LlamaCpp) -> None:
     work = Work(
         prompt="x",
         max_tokens=3,
@@ -220,9 +208,7 @@ def test_calls_of_tools_are_put_together_from_their_pieces() -> None:
     assert answer.result().message == {
         "role": "assistant",
         "content": "done",
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-        ],
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
     }
 
 

@@ -50,9 +50,7 @@ async def result_of(ollama: Ollama, work: Work, task: Any = "generate") -> JobRe
 
 
 def test_c1_a_size_vram_that_is_left_out_is_zero() -> None:
-    (row,) = parsed(
-        {"name": "m:8b", "model": "m:8b", "size": 5137025024, "digest": "abc", "expires_at": "..."}
-    )
+    (row,) = parsed({"name": "m:8b", "model": "m:8b", "size": 5137025024, "digest": "abc", "expires_at": "..."})
 
     assert row.vram_bytes == 0
     assert row.size_bytes == 5137025024
@@ -120,18 +118,14 @@ def test_c2_no_figure_of_a_row_is_a_crash(fields: dict[str, Any]) -> None:
         ("2026-13-45T99:99:99Z", False, False),
     ],
 )
-def test_the_end_of_a_stay_says_whether_it_is_pinned_or_stopping(
-    expires_at: str, pinned: bool, stopping: bool
-) -> None:
+def test_the_end_of_a_stay_says_whether_it_is_pinned_or_stopping(expires_at: str, pinned: bool, stopping: bool) -> None:
     (row,) = parsed({"name": "m", "size": 1, "size_vram": 1, "expires_at": expires_at})
 
     assert (row.pinned, row.stopping) == (pinned, stopping)
     assert row.expires_at == expires_at
 
 
-@given(
-    st.text(max_size=40) | st.from_regex(r"\+?-?\d{4,12}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?")
-)
+@given(st.text(max_size=40) | st.from_regex(r"\+?-?\d{4,12}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"))
 def test_no_time_is_a_crash(text: str) -> None:
     ahead = wire.time_ahead(text, NOW)
 
@@ -328,9 +322,7 @@ def test_content_in_parts_becomes_text_and_images() -> None:
     assert message == {"role": "user", "content": "What is\nthis?", "images": ["/9j/4A", "iVBORw0"]}
 
 
-@pytest.mark.parametrize(
-    "part", [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "audio"}, 7]
-)
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "audio"}, 7])
 def test_a_part_that_ollama_cannot_take_is_named_by_its_place(part: Any) -> None:
     with pytest.raises(RuntimeFailure) as caught:
         wire.messages(Work(messages=[ChatMessage(role="user", content=["skipped", part][1:])]))

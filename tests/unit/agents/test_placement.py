@@ -215,9 +215,7 @@ def test_a_runtime_that_reports_no_vram_passes_on_the_cpu() -> None:
 
 
 def test_a_runtime_that_reports_no_vram_but_holds_some_is_not_on_the_cpu() -> None:
-    verdict = judged(
-        row(vram=None), intended="cpu", reports_vram=False, process_use_mb=900, was_resident=True
-    )
+    verdict = judged(row(vram=None), intended="cpu", reports_vram=False, process_use_mb=900, was_resident=True)
 
     assert verdict.reason is Reason.PLACEMENT_DISPUTED
 

@@ -288,7 +288,7 @@ class Attempt:
                 work.cancel()
                 raise
             await self._prove_stopped()
-            return self._stopped_end()
+            return await self._stopped_end()
         except CancelWanted as wanted:
             await self._prove_stopped()
             return endings.cancelled(self._so_far(), wanted.wish)
@@ -497,11 +497,14 @@ class Attempt:
             ref = await self.room.patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
-    def _stopped_end(self) -> Fact:
+    async def _stopped_end(self) -> Fact:
         """The end of an attempt that was stopped from outside."""
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)
         if self.stop_reason is Stop.FENCED:
+            if self._run_began_s is not None:
+                # The runtime had the job: whoever reads that it is lost wants to know what became of it.
+                await self._held.append_late(endings.fenced(so_far), epoch=self.epoch)
             raise Superseded("the claim was ended by somebody else; the scheduler gives the job its end")
         return endings.handed_back(so_far, started=self._run_began_s is not None)

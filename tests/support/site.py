@@ -317,11 +317,13 @@ class Site:
             sent.append(Sent(prompt, await self.publish("gpuq.submit.tests", body, msg_id=f"tests-{number}")))
         return sent
 
-    async def command(self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough") -> int:
+    async def command(
+        self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough", command_id: str | None = None
+    ) -> int:
         """Send an operator's command as a CloudEvent. Returns its sequence."""
         body = {
             "specversion": "1.0",
-            "id": f"cmd-{kind}-{job[:40]}",
+            "id": command_id or f"cmd-{kind}-{job[:40]}",
             "source": "/tests",
             "type": f"gpuq.operator.{kind}.v1",
             "subject": "tests",

@@ -128,6 +128,8 @@ class FakeServer:
         self.max_in_flight: int | None = None
         self.connections = 0
         self.url = ""
+        #: 0: any that is free.
+        self.wanted_port = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._awaited: list[tuple[str, int, asyncio.Event]] = []
@@ -138,7 +140,7 @@ class FakeServer:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.wanted_port)
         self.url = f"http://127.0.0.1:{self.port}"
         return self
 
@@ -361,6 +363,7 @@ def run_as_process(make: Callable[[], FakeServer], name: str) -> None:
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--port-file", type=Path, required=True)
     parser.add_argument("--count-prompts", action="store_true", help="slower: reads each request")
+    parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     port_file: Path = arguments.port_file
 
@@ -369,7 +372,9 @@ def run_as_process(make: Callable[[], FakeServer], name: str) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        async with make() as server:
+        made = make()
+        made.wanted_port = arguments.port
+        async with made as server:
             server.record_bodies = False
             server.count_prompts = arguments.count_prompts
             partial = port_file.with_name(port_file.name + ".partial")

@@ -21,7 +21,7 @@ class Part:
 
     def __init__(self, name: str, argv: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self._argv = tuple(argv)
+        self.argv = tuple(argv)
         self._log = folder / f"{name}.log"
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -30,7 +30,7 @@ class Part:
         assert not self.running, f"{self.name} runs already"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", deathsignal.__file__, str(os.getpid()), *self._argv],
+                [sys.executable, "-I", "-S", deathsignal.__file__, str(os.getpid()), *self.argv],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -15,6 +15,10 @@ class Network:
         #: Cut everything once this many more bytes have come from the server; None = never.
         self.bytes_until_cut: int | None = None
         self.cuts = 0
+        #: What a client sends from these bytes on never reaches the server; None = everything does.
+        self.withhold: bytes | None = None
+        #: Set when something was withheld.
+        self.withheld = asyncio.Event()
         self._upstream_port = upstream_port
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -42,9 +46,16 @@ class Network:
             for one in both:
                 one.transport.abort()
 
+    def _withholds(self, chunk: bytes) -> bool:
+        if self.withhold is not None and self.withhold in chunk:
+            self.withheld.set()
+        return self.withheld.is_set()
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool) -> None:
         try:
             while chunk := await reader.read(16_384):
+                if not counts and self._withholds(chunk):
+                    continue
                 if counts and self.bytes_until_cut is not None:
                     self.bytes_until_cut -= len(chunk)
                     if self.bytes_until_cut <= 0:

@@ -25,7 +25,7 @@ from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.host import Joined
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import Rejected, Succeeded
+from gpukeeper.events.job import Rejected, Resubmitted, Succeeded
 from gpukeeper.events.log import Stored
 from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.runtime import HealthChanged
@@ -46,18 +46,30 @@ LEASE_TTL_S = 2.0
 class Fake:
     """A fake runtime in a process of its own, and what it is told and asked."""
 
-    def __init__(self, name: str, provider: str, part: Part, port_file: Path) -> None:
+    def __init__(self, name: str, provider: str, folder: Path) -> None:
         self.name = name
         self.provider = provider
-        self.part = part
-        self._port_file = port_file
+        self._port_file = folder / f"{name}.port"
+        self.part = Part(name, self._argv(0), folder)
         self._client = httpx.AsyncClient(trust_env=False, timeout=60)
         self.url = ""
 
     async def start(self) -> None:
+        """Start it, on the port it had before where it had one."""
         self.part.start()
         port = await until_answered(self._port, f"{self.name} listens")
         self.url = f"http://127.0.0.1:{port}"
+        self.part.argv = self._argv(port)
+
+    async def kill(self) -> None:
+        """End it as a crash does: connections to it are refused."""
+        await self.part.kill()
+        self._port_file.unlink()
+
+    def _argv(self, port: int) -> tuple[str, ...]:
+        module = "support.ollama" if self.provider == "ollama" else "support.llamacpp_fake"
+        options = ("--port-file", str(self._port_file), "--port", str(port), "--count-prompts")
+        return (sys.executable, "-P", "-m", module, *options)
 
     async def _port(self) -> int | None:
         assert self.part.running, self.part.log
@@ -151,16 +163,14 @@ class Site:
 
     async def llama(self, name: str = "llama", **attributes: object) -> Fake:
         """A fake llama.cpp server with the model ``fake``."""
-        return await self._fake(name, "llamacpp", "support.llamacpp_fake", attributes)
+        return await self._fake(Fake(name, "llamacpp", self.folder), attributes)
 
     async def ollama(self, name: str = "ollama", **attributes: object) -> Fake:
         """A fake Ollama with the models ``m:8b`` and ``qwen3:latest``."""
-        return await self._fake(name, "ollama", "support.ollama", attributes)
+        return await self._fake(Fake(name, "ollama", self.folder), attributes)
 
-    async def _fake(self, name: str, provider: str, module: str, attributes: dict[str, object]) -> Fake:
-        port_file = self.folder / f"{name}.port"
-        argv = (sys.executable, "-P", "-m", module, "--port-file", str(port_file), "--count-prompts")
-        fake = Fake(name, provider, self._part(name, argv), port_file)
+    async def _fake(self, fake: Fake, attributes: dict[str, object]) -> Fake:
+        self.parts.append(fake.part)
         self.fakes.append(fake)
         await fake.start()
         if attributes:
@@ -178,13 +188,13 @@ class Site:
         """Start a scheduler."""
         return self._worker(name, "scheduler", HOST)
 
-    def agent(self, name: str = "agent", *, host: str = HOST) -> Part:
-        """Start the agent of a host."""
-        return self._worker(name, "agent", host)
+    def agent(self, name: str = "agent", *, host: str = HOST, through: int | None = None) -> Part:
+        """Start the agent of a host; it reaches the server ``through`` this port where one is given."""
+        return self._worker(name, "agent", host, through)
 
-    def _worker(self, name: str, kind: str, host: str) -> Part:
+    def _worker(self, name: str, kind: str, host: str, through: int | None = None) -> Part:
         config = self.folder / f"{name}.toml"
-        config.write_text(self.config(host))
+        config.write_text(self.config(host, through=through))
         argv = (sys.executable, "-P", "-m", "gpukeeper.cli.workers", kind)
         part = self._part(name, argv, {"GPUQ_CONFIG": str(config), "GPUQ_DATA": str(self.data)})
         part.start()
@@ -226,11 +236,11 @@ class Site:
         assert len(found) == 1, children(up.pid)
         return found[0]
 
-    def config(self, host: str) -> str:
+    def config(self, host: str, *, through: int | None = None) -> str:
         sections = {"host": {"name": host}, **self.sections}
         if self._settings is not None:
             sections["nats"] = {
-                "url": ",".join(self._settings.servers),
+                "url": ",".join(self._settings.servers) if through is None else f"nats://127.0.0.1:{through}",
                 "user": self._settings.user,
                 "password_file": str(self.folder / "password"),
             }
@@ -265,17 +275,21 @@ class Site:
 
     # --- producers and operators
 
-    async def heartbeat(self, wanted: Callable[[Heartbeat], bool]) -> Heartbeat:
-        """Wait for a heartbeat that is as ``wanted``."""
+    async def heartbeat(self, wanted: Callable[[Heartbeat], bool], *, times: int = 1) -> Heartbeat:
+        """Wait for the ``times``-th heartbeat that is as ``wanted``."""
+        left = times
         found: asyncio.Future[Heartbeat] = asyncio.get_running_loop().create_future()
 
         def on_stored(stored: Stored) -> None:
+            nonlocal left
             beat = decode(stored).data
-            if isinstance(beat, Heartbeat) and wanted(beat) and not found.done():
-                found.set_result(beat)
+            if isinstance(beat, Heartbeat) and wanted(beat):
+                left -= 1
+                if left == 0:
+                    found.set_result(beat)
 
         log = JetStreamLog(self.connection, stream=BEATS_STREAM)
-        follower = await log.follow(on_stored, after=0, newest_only=True)
+        follower = await log.follow(on_stored, after=0)
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await found
@@ -342,6 +356,8 @@ class Site:
         acknowledged = [one.seq for one in sent if one.seq is not None]
 
         def look() -> bool:
+            if watch.ended() < len(acknowledged) - watch.count[Resubmitted.TYPE]:
+                return False
             answers = [watch.answers.get(seq) for seq in acknowledged]
             return all(answer is not None and watch.ends(answer.job) for answer in answers)
 

@@ -131,6 +131,8 @@ def judge(
         min_ratio: the share of the model that must be in VRAM, over 0 and at most 1.
     """
     vram = resident.vram_bytes if resident is not None else None
+    # A figure that is there is judged, whoever was not expected to give it.
+    reports_vram = reports_vram or vram is not None
     if not reports_vram and process_use_mb is not None:
         vram = process_use_mb * MB
     case = _Case(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -149,7 +148,7 @@ class LlamaCpp:
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
         await self._served(model)
 
-    async def run(
+    def run(
         self,
         model: str,
         task: Task,
@@ -159,14 +158,11 @@ class LlamaCpp:
     ) -> AsyncGenerator[Token | Done]:
         match task:
             case "generate":
-                running = self._generate(model, work)
+                return self._generate(model, work)
             case "chat":
-                running = self._chat(model, work)
+                return self._chat(model, work)
             case "embed":
-                running = self._embed(model, work)
-        async with aclosing(running):
-            async for item in running:
-                yield item
+                return self._embed(model, work)
 
     async def close(self) -> None:
         await self._http.close()

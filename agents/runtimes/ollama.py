@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
@@ -135,7 +136,7 @@ class Ollama:
 
     async def _stream(self, body: dict[str, Any], work: Work, *, chat: bool) -> AsyncGenerator[Token | Done]:
         path = "/api/chat" if chat else "/api/generate"
-        asked = {"messages": wire.messages(work)} if chat else {"prompt": work.prompt}
+        asked = {"messages": ollama_chat.messages(work)} if chat else {"prompt": work.prompt}
         pieces: list[str] = []
         calls: list[Any] = []
         async with self._http.stream(path, {**body, **asked, "stream": True}) as lines:

@@ -7,7 +7,8 @@ cancels its task, which closes the connection. Sizes are bounded. Nothing is sen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -142,25 +143,37 @@ class Lines:
     def __init__(self, response: httpx.Response, path: str) -> None:
         self._pieces = response.aiter_raw()
         self._path = path
+        self._ready: deque[bytes] = deque()
+        self._rest = b""
+        self._size = 0
+        self._ended = False
 
-    async def __aiter__(self) -> AsyncGenerator[bytes]:
-        size = 0
-        rest = b""
-        async for piece in self._pieces:
-            size += len(piece)
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield line
-            if len(rest) > LINE_BYTES_MAX or size > STREAM_BYTES_MAX:
-                raise RuntimeFailure(
-                    Reason.RUNTIME_BAD_REPLY,
-                    f"{self._path}: more than {LINE_BYTES_MAX} bytes in a line or {STREAM_BYTES_MAX} in all",
-                )
-        if size == 0:
-            raise empty(self._path)
-        if rest.strip():
-            yield rest
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._read()
+        return self._ready.popleft()
+
+    async def _read(self) -> None:
+        piece = await anext(self._pieces, None)
+        if piece is None:
+            self._ended = True
+            if self._size == 0:
+                raise empty(self._path)
+            lines, self._rest = [self._rest], b""
+        else:
+            self._size += len(piece)
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+        self._ready.extend(line for line in lines if line.strip())
+        if len(self._rest) > LINE_BYTES_MAX or self._size > STREAM_BYTES_MAX:
+            raise RuntimeFailure(
+                Reason.RUNTIME_BAD_REPLY,
+                f"{self._path}: more than {LINE_BYTES_MAX} bytes in a line or {STREAM_BYTES_MAX} in all",
+            )
 
     async def finish(self) -> None:
         """Read the end that follows the last record, so that the connection can be used again.

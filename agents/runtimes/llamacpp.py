@@ -60,7 +60,7 @@ class LlamaCpp:
             error = f"/health: status {health.status!r}"
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=error)
         path = None if isinstance(props, RuntimeFailure) else props.model_path
-        self._file = (_ids(models), path)
+        self._file = (wire.ids(models), path)
         return RuntimeReading(
             runtime=name,
             read_at=read_at,
@@ -72,7 +72,7 @@ class LlamaCpp:
 
     async def residency(self) -> RuntimeReading:
         read_at = utc_now()
-        models = await attempt(self._http.get("/v1/models", _models), "/v1/models", self._look_timeout_s)
+        models = await attempt(self._http.get("/v1/models", wire.models_decoder), "/v1/models", self._look_timeout_s)
         name = self._config.name
         if isinstance(models, RuntimeFailure):
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=str(models))
@@ -81,8 +81,8 @@ class LlamaCpp:
             runtime=name,
             read_at=read_at,
             healthy=True,
-            resident=tuple(_resident(served) for served in models.data),
-            models=_names(models, path if ids == _ids(models) else None),
+            resident=tuple(wire.resident(served) for served in models.data),
+            models=wire.names(models, path if ids == wire.ids(models) else None),
         )
 
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
@@ -224,63 +224,3 @@ class LlamaCpp:
             raise RuntimeFailure(
                 Reason.RUNTIME_BAD_REPLY, f"asked {model}, answered by {answered}: {failure.detail}"
             ) from failure
-<<<<<<< HEAD
-
-
-def _activity(slots: list[_Slot] | RuntimeFailure) -> Activity:
-    """Busy where any slot works; unknown where the server was started without ``/slots``."""
-    if isinstance(slots, RuntimeFailure) or not slots:
-        return "unknown"
-    return "busy" if any(slot.is_processing for slot in slots) else "idle"
-
-
-def _resident(served: _Served) -> ResidentModel:
-    meta = served.meta or _Meta()
-    return ResidentModel(
-        model=canonical(served.id),
-        size_bytes=_count(meta.size),
-        context_length=_count(meta.n_ctx),
-        pinned=True,
-    )
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
-def _ids(models: _Models) -> tuple[str, ...]:
-    return tuple(served.id for served in models.data)
-
-
-def _names(models: _Models, path: str | None) -> tuple[str, ...]:
-    """Every name that a job may ask the server's models by, once each, in order."""
-    names: dict[str, None] = {}
-    for served in models.data:
-        for name in (served.id, *(served.aliases or ())):
-            names.update(dict.fromkeys(all_names(name)))
-    if path and len(models.data) == 1:
-        names.update(dict.fromkeys(all_names(path)))
-    return tuple(names)
-
-
-def _finish(record: _Completion) -> str | None:
-    if record.stop_type is not None:
-        return _FINISH.get(record.stop_type, record.stop_type)
-    if record.stopped_limit:
-        return "length"
-    return "stop" if record.stopped_eos or record.stopped_word else None
-
-
-def _settings(work: Work) -> dict[str, Any]:
-    """``options`` as they are, then the neutral settings that were given."""
-    named = {
-        "n_predict": work.max_tokens,
-        "temperature": work.temperature,
-        "top_p": work.top_p,
-        "top_k": work.top_k,
-        "seed": work.seed,
-        "stop": work.stop,
-    }
-    return {**(work.options or {}), **{key: value for key, value in named.items() if value is not None}}
-=======
->>>>>>> runtimes

@@ -99,6 +99,11 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
+def ids(models: Models) -> tuple[str, ...]:
+    """The ids that the server goes by."""
+    return tuple(served.id for served in models.data)
+
+
 def names(models: Models, path: str | None) -> tuple[str, ...]:
     """Every name that a job may ask the server's models by, once each, in order."""
     names: dict[str, None] = {}

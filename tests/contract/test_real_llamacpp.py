@@ -86,9 +86,7 @@ async def test_the_same_seed_says_the_same(tmp_path: Path) -> None:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
         texts: list[str | None] = []
         for _ in range(2):
-            items = [
-                item async for item in llama.run("tiny", "generate", Work(prompt="x", seed=5, max_tokens=30))
-            ]
+            items = [item async for item in llama.run("tiny", "generate", Work(prompt="x", seed=5, max_tokens=30))]
             assert isinstance(items[-1], Done)
             texts.append(items[-1].result.text)
         await llama.close()

@@ -33,9 +33,7 @@ def test_a_width_that_no_layer_can_have_is_refused(tmp_path: Path, width: int) -
 async def test_it_speaks_in_words_and_says_no_more_than_it_is_asked(tmp_path: Path) -> None:
     async with llama_server(tmp_path) as server:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
-        work = Work(
-            prompt="Hello", max_tokens=60, temperature=10, options={"top_k": 0, "top_p": 1, "min_p": 0}
-        )
+        work = Work(prompt="Hello", max_tokens=60, temperature=10, options={"top_k": 0, "top_p": 1, "min_p": 0})
         items = [item async for item in llama.run("tiny", "generate", work)]
         await llama.close()
 

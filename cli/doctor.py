@@ -89,7 +89,7 @@ async def run_checks(
         clock_check(datetime.now(UTC)),
     ]
     checks += await nats_checks(config, data, stream_problems)
-    checks += await device_checks(finder(config))
+    checks += await device_checks(finder(config), expected=bool(config.devices) or has_nvidia_hardware())
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
     checks.append(demo_check())
     return tuple(checks)
@@ -228,8 +228,24 @@ async def _skew_check(connection: Connection) -> Check:
     return Check(name=name, ok=True, detail=f"within {SKEW_S_MAX:g} s of this machine's")
 
 
-async def device_checks(finder: DeviceFinder) -> list[Check]:
-    """The devices of this host, and what is wrong with them."""
+def has_nvidia_hardware(pci: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether the machine has an NVIDIA display or 3D controller, driver or not. False where that is not told."""
+    for folder in pci.glob("*"):
+        try:
+            vendor, device_class = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:  # unplugged since it was listed
+            continue
+        if vendor == "0x10de" and device_class.startswith(("0x0300", "0x0302")):
+            return True
+    return False
+
+
+async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
+    """The devices of this host, and what is wrong with them.
+
+    A machine without a GPU can still submit jobs and run the scheduler: where no device is ``expected``, that no
+    driver is found is no fault.
+    """
     name = "devices"
     try:
         async with asyncio.timeout(DEVICES_ANSWER_S):
@@ -238,12 +254,12 @@ async def device_checks(finder: DeviceFinder) -> list[Check]:
         detail = f"the driver did not answer within {DEVICES_ANSWER_S:g} s"
         return [Check(name=name, ok=False, detail=detail, fix="look at `nvidia-smi` and the system's log")]
     fix = "install or repair the driver, or declare the device in [[devices]]"
-    checks = [Check(name=name, ok=False, detail=problem, fix=fix) for problem in finder.problems()]
+    fault = False if expected or devices else None
+    checks = [Check(name=name, ok=fault, detail=problem, fix=fix) for problem in finder.problems()]
     usable = [device for device in devices if device.unschedulable is None]
     if usable:
         listed = ", ".join(f"{device.name} ({device.id})" for device in usable)
         return [Check(name=name, ok=True, detail=listed), *checks]
-    # A machine without a GPU can still submit jobs and run the scheduler: only a fault is a fault.
     return checks or [Check(name=name, ok=None, detail="no GPU here: no job can run on this host", fix=fix)]
 
 

@@ -233,14 +233,39 @@ class _Yesterday(datetime):
 
 
 async def test_a_machine_without_a_device_is_not_faulty_and_one_with_a_broken_driver_is() -> None:
-    (none,) = await doctor.device_checks(Finder())
-    (broken,) = await doctor.device_checks(Finder(problems=["the driver does not answer"]))
+    (none,) = await doctor.device_checks(Finder(), expected=False)
+    (no_driver,) = await doctor.device_checks(Finder(problems=["no driver"]), expected=False)
+    (broken,) = await doctor.device_checks(Finder(problems=["the driver does not answer"]), expected=True)
     parent = Device(id="GPU-1", kind="gpu", name="A", unschedulable="it is cut into slices")
-    (useless,) = await doctor.device_checks(Finder(parent, problems=["GPU-1 (A): it is cut into slices"]))
-    good, bad = await doctor.device_checks(Finder(Device(id="GPU-2", kind="gpu", name="B"), parent, problems=["x"]))
+    (useless,) = await doctor.device_checks(
+        Finder(parent, problems=["GPU-1 (A): it is cut into slices"]), expected=False
+    )
+    good, bad = await doctor.device_checks(
+        Finder(Device(id="GPU-2", kind="gpu", name="B"), parent, problems=["x"]), expected=False
+    )
 
-    assert (none.ok, broken.ok, useless.ok, good.ok, bad.ok) == (None, False, False, True, False)
+    assert (none.ok, no_driver.ok, broken.ok, useless.ok) == (None, None, False, False)
+    assert (good.ok, bad.ok) == (True, False)
     assert (broken.detail, good.detail) == ("the driver does not answer", "B (GPU-2)")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device_class", "found"),
+    [
+        *(("0x10de", "0x030000", True), ("0x10de", "0x030200", True)),
+        *(("0x10de", "0x040300", False), ("0x8086", "0x030000", False), (None, "0x030000", False)),
+    ],
+)
+def test_an_nvidia_card_is_seen_without_its_driver(
+    tmp_path: Path, vendor: str | None, device_class: str, found: bool
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "class").write_text(device_class + "\n")
+    if vendor is not None:
+        (tmp_path / "0000:01:00.0" / "vendor").write_text(vendor + "\n")
+
+    assert doctor.has_nvidia_hardware(tmp_path) is found
+    assert doctor.has_nvidia_hardware(tmp_path / "missing") is False
 
 
 async def test_a_driver_that_hangs_is_a_check_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +275,7 @@ async def test_a_driver_that_hangs_is_a_check_and_not_a_hang(monkeypatch: pytest
             return ()
 
     monkeypatch.setattr(doctor, "DEVICES_ANSWER_S", 0.01)
-    (check,) = await doctor.device_checks(Hangs())
+    (check,) = await doctor.device_checks(Hangs(), expected=True)
 
     assert (check.ok, check.detail) == (False, "the driver did not answer within 0.01 s")
 

@@ -85,6 +85,7 @@ class Attempt:
         self.released = False
         self._held = HeldJob(room.recorder, route.job, route.job_seq)
         self._work_task: asyncio.Task[Fact] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._began_s = time.monotonic()
         self._load_s: float | None = None
         self._first_byte_s: float | None = None
@@ -170,7 +171,7 @@ class Attempt:
 
     async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, reading: DeviceReading) -> None:
         """Everything between the claim and the release."""
-        watcher = asyncio.create_task(self._watch_job())
+        watch = asyncio.get_running_loop().call_later(self.room.watch_after_s, self._begin_watch)
         try:
             if isinstance(body, BodyMissing):
                 await self._end(endings.failed(self._so_far(), Reason.BODY_MISSING, body.detail))
@@ -187,12 +188,17 @@ class Attempt:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
         finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            watch.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+                await asyncio.gather(self._watcher, return_exceptions=True)
+
+    def _begin_watch(self) -> None:
+        """Most jobs are over before this: a consumer of their own would cost more than they do."""
+        self._watcher = asyncio.create_task(self._watch_job())
 
     async def _watch_job(self) -> None:
-        """After a moment, follow the job's own subject: that is how a wish for its end is heard."""
-        await asyncio.sleep(self.room.watch_after_s)
+        """Follow the job's own subject: that is how a wish for its end is heard."""
         follower = await self.room.follow_job(self.route.job, self._held.seq, self._on_job_event)
         try:
             await asyncio.shield(follower.broken)
@@ -405,7 +411,8 @@ class Attempt:
                     name = "idle"
                     limit.reschedule(min(run_until, last + clocks.idle.limit_s))
                     if self._first_byte_s is None:
-                        self._first_byte_s = round(last - began, 4)
+                        # Not by the loop's clock, which may be as coarse as a millisecond.
+                        self._first_byte_s = round(time.monotonic() - self._run_began_s, 4)
                     if isinstance(item, Done):
                         result = item.result
                         break

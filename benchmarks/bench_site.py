@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpukeeper.cli.natsbinary import find_server
 from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.streams import ensure_site
-
-from gpukeeper.cli.natsbinary import find_server
 
 TESTS = Path(__file__).parent.parent / "tests"
 _START_S = 15.0
@@ -29,7 +28,7 @@ async def until_file(path: Path) -> str:
 
 
 @contextmanager
-def process(argv: Sequence[str], *, env: dict[str, str] | None = None, log: Path | None = None) -> Iterator[int]:
+def process(argv: Sequence[str], *, env: dict[str, str] | None = None, log: Path | None = None) -> Generator[int]:
     """Run a program for the length of the block; yields its pid."""
     with open(log, "ab") if log else open(os.devnull, "wb") as out:
         child = subprocess.Popen(argv, env={**os.environ, **(env or {})}, stdout=out, stderr=out)
@@ -52,7 +51,7 @@ class BenchServer:
         self.url = ""
 
     @contextmanager
-    def running(self) -> Iterator[int]:
+    def running(self) -> Generator[int]:
         config = self.folder / "nats.conf"
         config.write_text(
             'listen: "127.0.0.1:-1"\n'
@@ -66,17 +65,13 @@ class BenchServer:
     async def connect(self, pid: int, name: str = "bench") -> Connection:
         if not self.url:
             text = await until_file(self.folder / f"nats-server_{pid}.ports")
-            self.url = text.split('"nats": [', 1)[-1].split('"')[1] if '"nats": [' in text else _first_url(text)
+            start = text.index("nats://")
+            self.url = text[start : text.index('"', start)]
         return await connect(NatsSettings(servers=(self.url,)), name=name)
 
 
-def _first_url(text: str) -> str:
-    start = text.index("nats://")
-    return text[start : text.index('"', start)]
-
-
 @contextmanager
-def runtime(folder: Path) -> Iterator[Path]:
+def runtime(folder: Path) -> Generator[Path]:
     """The runtime that answers at once; yields the file that will hold its port."""
     port_file = folder / "runtime.port"
     argv = [sys.executable, "-m", "support.llamacpp_fake", "--port-file", str(port_file)]
@@ -87,8 +82,8 @@ def runtime(folder: Path) -> Iterator[Path]:
 def write_config(folder: Path, *, nats_url: str, runtime_port: str, slots: int) -> Path:
     """A host with ``slots`` devices of one slot each, as GPUs are."""
     lines = ['[host]\nname = "bench"', f'[nats]\nurl = "{nats_url}"', "[agent]\nfind_devices = false"]
-    for place in range(slots):
-        lines.append(f'[[devices]]\nid = "d{place}"\nsource = "static"\nkind = "cpu"\ntotal_mb = 1000')
+    device = '[[devices]]\nid = "d{}"\nsource = "static"\nkind = "cpu"\ntotal_mb = 1000'
+    lines.extend(device.format(place) for place in range(slots))
     lines.append(f'[[runtimes]]\nname = "noop"\nprovider = "llamacpp"\nurl = "http://127.0.0.1:{runtime_port}"')
     path = folder / "gpuq.toml"
     path.write_text("\n".join(lines) + "\n")
@@ -96,7 +91,7 @@ def write_config(folder: Path, *, nats_url: str, runtime_port: str, slots: int) 
 
 
 @contextmanager
-def part(name: str, folder: Path, config: Path) -> Iterator[int]:
+def part(name: str, folder: Path, config: Path) -> Generator[int]:
     """The scheduler or the agent."""
     env = {"GPUQ_CONFIG": str(config), "GPUQ_DATA": str(folder / "data"), "PYTHONSAFEPATH": "1"}
     with process([sys.executable, "-m", "gpukeeper.cli.workers", name], env=env, log=folder / f"{name}.log") as pid:
@@ -105,6 +100,32 @@ def part(name: str, folder: Path, config: Path) -> Iterator[int]:
 
 async def prepare(connection: Connection) -> None:
     await ensure_site(connection)
+
+
+@contextmanager
+def whole_site(folder: Path, *, runtime_port: str) -> Generator[int]:
+    """`gpuq up` with one device and one runtime, as on one machine; yields the supervisor's pid."""
+    config = folder / "up.toml"
+    config.write_text(
+        '[host]\nname = "bench"\n[agent]\nfind_devices = false\n[server]\nport = 0\n'
+        '[[devices]]\nid = "cpu"\nsource = "cpu"\n'
+        f'[[runtimes]]\nname = "noop"\nprovider = "llamacpp"\nurl = "http://127.0.0.1:{runtime_port}"\n'
+    )
+    env = {"GPUQ_CONFIG": str(config), "GPUQ_DATA": str(folder / "up"), "PYTHONSAFEPATH": "1"}
+    with process([sys.executable, "-m", "gpukeeper.cli.main", "up"], env=env, log=folder / "up.log") as pid:
+        yield pid
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """The processes that ``pid`` started, with the last word of their command lines."""
+    found: dict[int, str] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            text = stat.read_text()
+            if int(text.rsplit(")", 1)[1].split()[1]) == pid:
+                words = (stat.parent / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                found[int(stat.parent.name)] = words[0 if b"nats-server" in words[0] else -1].decode()
+    return found
 
 
 def cpu_s(pid: int) -> float:

@@ -8,7 +8,9 @@ from itertools import count
 
 from bench_site import BenchServer, prepare
 from figures import Figure, at_least_ratio, at_most
+from msgspec.structs import replace
 from nats.js.api import ConsumerConfig, DeliverPolicy
+
 from gpukeeper.events import device, job, route
 from gpukeeper.events.clock import new_id, now_rfc3339
 from gpukeeper.events.codec import decode, encode
@@ -24,7 +26,7 @@ from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Site
 
 _PRODUCERS = 64
-_CLOCK = job.Clock(limit_s=600.0, source="built-in default")
+_CLOCK = job.Clock(limit_s=600.0)
 _CLOCKS = job.Clocks(queue=_CLOCK, load=_CLOCK, first_byte=_CLOCK, idle=_CLOCK, run=_CLOCK)
 _BODY = b'{"model":"fake","prompt":"' + b"x" * 300 + b'","max_tokens":16}'
 
@@ -148,13 +150,13 @@ async def fill(connection: Connection, events: int) -> None:
         written += len(life)
 
 
-async def measure_folds(connection: Connection, *, events: int) -> Figure:
+async def measure_folds(connection: Connection) -> Figure:
     """A whole fold of the log, against the client's own ordered consumer with an empty callback."""
     last = await JetStreamLog(connection).last_seq()
     raw: list[float] = []
     ours: list[float] = []
     for _ in range(2):
-        raw.append(events / await _raw_read_s(connection, last))
+        raw.append(last / await _raw_read_s(connection, last))
         began = time.perf_counter()
         projection = SiteProjection(JetStreamLog(connection))
         await projection.start()
@@ -192,24 +194,20 @@ async def _raw_read_s(connection: Connection, last: int) -> float:
 def site_of(events: int) -> Site:
     """The state after ``events`` events, folded in memory."""
     site = Site()
-    seq = 0
-    for number in count():
-        if seq >= events:
-            return site
+    seq = number = 0
+    while seq < events:
         base_ns = 1_700_000_000_000_000_000 + number * 1_000_000
         submission = seq + 1
         epoch = seq + 4
         for subject, fact in life_of(number):
             seq += 1
             if isinstance(fact, job.Accepted):
-                fact = job.Accepted(**{**_fields(fact), "submission_seq": submission})
+                fact = replace(fact, submission_seq=submission)
             elif isinstance(fact, device.Released):
-                fact = device.Released(**{**_fields(fact), "epoch": epoch})
+                fact = replace(fact, epoch=epoch)
             site.apply(decode(Stored(seq, base_ns + seq, subject, body_of(fact))))
-
-
-def _fields(fact: Fact) -> dict[str, object]:
-    return {name: getattr(fact, name) for name in fact.__struct_fields__}
+        number += 1
+    return site
 
 
 async def measure_snapshot(connection: Connection, *, events: int = 1_000_000) -> Figure:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import structlog
 from bench_site import BenchServer
 from figures import Figure, show, write
 from measure_jobs import measure_site
 from measure_log import fill, measure_accepts, measure_folds, measure_snapshot, open_log
+
+from gpukeeper.events.jetstream import JetStreamLog
 
 BUILD = Path(__file__).parent.parent / "build" / "bench.json"
 
@@ -24,23 +28,15 @@ async def measure_log(folder: Path, *, quick: bool) -> list[Figure]:
         connection = await open_log(server, pid)
         figures = [await measure_accepts(connection, total=1_500 if quick else 6_000)]
         events = 10_000 if quick else 100_000
-        have = int(figures[0].value and await _last(connection))
-        await fill(connection, max(0, events - have))
-        figures.append(await measure_folds(connection, events=await _last(connection)))
+        await fill(connection, max(0, events - await JetStreamLog(connection).last_seq()))
+        figures.append(await measure_folds(connection))
         figures.append(await measure_snapshot(connection, events=50_000 if quick else 1_000_000))
         await connection.close()
     return figures
 
 
-async def _last(connection: object) -> int:
-    from gpukeeper.events.connection import Connection
-    from gpukeeper.events.jetstream import JetStreamLog
-
-    assert isinstance(connection, Connection)
-    return await JetStreamLog(connection).last_seq()
-
-
 async def main() -> int:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parser = argparse.ArgumentParser(description="Measure gpukeeper.")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
     parser.add_argument("--only", choices=["log", "site"])

@@ -92,7 +92,7 @@ def _expire(job: Job, waited_s: float) -> Proposal:
         job=job.id,
         clock="queue",
         limit_s=clock.limit_s,
-        source=clock.source,
+        source=clock.set_by,
         elapsed_s=round(waited_s, 3),
         detail=f"not started in time{why}",
     )

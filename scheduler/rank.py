@@ -8,7 +8,7 @@ from gpukeeper.events.route import Candidate
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
-from gpukeeper.scheduler.feasible import Option, has_model
+from gpukeeper.scheduler.feasible import Option, lists_model
 from gpukeeper.scheduler.live import Live
 
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
@@ -69,8 +69,8 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
             why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"
     evidence = live.hosts.get(host.name)
     reading = evidence.runtime(runtime.name) if evidence else None
-    resident = {model.model for model in (reading.resident or ())} if reading else set[str]()
-    warm = bool(resident) and has_model(msgspec.structs.replace(runtime, models=tuple(resident)), job.model) is True
+    resident = [model.model for model in (reading.resident or ())] if reading else []
+    warm = lists_model(resident, job.model)
     if runtime.healthy:
         terms["runtime_up"] = weights.runtime_up
     if warm:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.agents.runtimes.names import all_names, canonical
 from gpukeeper.agents.runtimes.port import RuntimeFailure
+from gpukeeper.events.modelnames import all_names, canonical
 from gpukeeper.events.readings import Activity, ResidentModel
 from gpukeeper.events.work import Work
 

@@ -12,8 +12,8 @@ from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.events.modelnames import all_names, canonical, find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work

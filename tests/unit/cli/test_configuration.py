@@ -195,7 +195,7 @@ def test_a_deadline_remembers_the_file_that_gave_it(tmp_path: Path) -> None:
     scheduler = scheduler_config(loaded.config, deadline_sources=loaded.deadline_sources)
 
     assert scheduler.deadline_source("run_s") == f"{tmp_path}/gpuq.toml, deadlines.run_s"
-    assert "default" in scheduler.deadline_source("load_s")
+    assert scheduler.deadline_source("load_s") == ""
 
 
 def test_every_setting_reaches_the_process_that_uses_it() -> None:

@@ -14,7 +14,7 @@ import gpukeeper
 from gpukeeper import events
 from gpukeeper.events.catalog import BY_TYPE, FACTS
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.job import ENDS, NOTES
+from gpukeeper.events.job import ENDS
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.upcasters import STEPS
 
@@ -67,9 +67,9 @@ def test_no_current_tag_is_upcast() -> None:
     assert not set(STEPS) & set(BY_TYPE)
 
 
-def test_a_job_has_ends_and_notes_and_no_fact_is_both() -> None:
-    assert set(ENDS) | set(NOTES) < set(FACTS)
-    assert not set(ENDS) & set(NOTES)
+def test_the_facts_that_end_a_job_are_facts_about_jobs() -> None:
+    assert set(ENDS) < set(FACTS)
+    assert all(end.TYPE.startswith("gpuq.job.") for end in ENDS)
 
 
 def test_reason_codes_are_unique_words() -> None:

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 from ulid import ULID
 
 from gpukeeper.events.catalog import BY_TYPE
-from gpukeeper.events.connection import Connection, NatsSettings
+from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.job import ENDS
 from gpukeeper.events.recorder import Recorder, Stamp
 from gpukeeper.events.spec import parse_submission
 from gpukeeper.events.streams import ensure_site
 from support.answering import AnsweringSite
+from support.nats import NatsServer
 
 pytestmark = pytest.mark.processes
 
@@ -34,16 +36,24 @@ def block(language: str) -> str:
     return found
 
 
-@pytest.fixture
-async def answered(connection: Connection) -> AsyncIterator[JetStreamLog]:
+@asynccontextmanager
+async def answering(connection: Connection) -> AsyncGenerator[JetStreamLog]:
     """A site that answers what is submitted."""
     await ensure_site(connection)
     log = JetStreamLog(connection)
     stamp = Stamp(source="/site/tests", new_id=lambda: str(ULID()), now=lambda: "2025-10-19T14:00:00Z")
-    answering = asyncio.create_task(AnsweringSite(log, Recorder(log, stamp)).run())
-    yield log
-    answering.cancel()
-    await asyncio.gather(answering, return_exceptions=True)
+    task = asyncio.create_task(AnsweringSite(log, Recorder(log, stamp)).run())
+    try:
+        yield log
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def answered(connection: Connection) -> AsyncIterator[JetStreamLog]:
+    async with answering(connection) as log:
+        yield log
 
 
 async def run_example(settings: NatsSettings, folder: Path, body: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
@@ -93,6 +103,28 @@ async def test_the_example_prints_what_is_wrong_with_a_body(
     assert code == 1
     assert printed["type"] == "gpuq.job.rejected.v1"
     assert printed["data"]["problems"] == [{"path": "need.vram", "message": "unknown field; did you mean 'vram_mb'?"}]
+
+
+async def test_the_example_needs_no_more_permissions_than_the_page_lists(tmp_path: Path) -> None:
+    listed = re.findall(r"^    (gpuq\.submit\.<producer>|\$JS\.\S+)", PAGE, re.MULTILINE)
+    allowed = json.dumps([subject.replace("<producer>", "docs") for subject in listed])
+    account = f"""SITE {{ jetstream: enabled, users: [
+        {{ user: boss, password: b }}
+        {{ user: docs, password: d, permissions: {{ publish: {allowed}, subscribe: "_INBOX.>" }} }} ] }}"""
+    server = NatsServer(tmp_path / "nats", accounts=account)
+    try:
+        server.start()
+        boss = await connect(NatsSettings(servers=(server.url,), user="boss", password="b"), name="boss")
+        async with answering(boss):
+            docs = NatsSettings(servers=(server.url,), user="docs", password="d")
+            code, _ = await run_example(docs, tmp_path, {"model": "m", "prompt": "Why?"})
+        await boss.close()
+    finally:
+        server.stop()
+
+    assert len(listed) == 6
+    assert code == 0
+    assert "Violation" not in server.log
 
 
 @pytest.mark.parametrize("language", ["python", "go", "js"])

@@ -28,7 +28,7 @@ from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import HostRoom, Slot
 from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
-from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded
+from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded, patiently
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.device import Claimed, Released
@@ -501,7 +501,7 @@ class Attempt:
         body = msgspec.json.encode(result)
         ref = None
         if len(body) > INLINE_BYTES_MAX:
-            ref = await self.room.patiently(lambda: put_body(self.room.payloads, body))
+            ref = await patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
     def _stopped_end(self) -> Fact:

@@ -19,6 +19,8 @@ class HostLive(msgspec.Struct):
 
     instance_id: str = ""
     beat: Heartbeat | None = None
+    #: The beat was old when it came: from before this observer listened.
+    stale: bool = False
     #: Seconds since then in which we could have heard it.
     silent_s: float = 0.0
     #: For each claim's epoch: seconds during which the agent was heard and did not list it.
@@ -54,12 +56,17 @@ class Live:
         """The evidence on ``name``; its silence starts counting now if it was never heard."""
         return self.hosts.setdefault(name, HostLive())
 
-    def heard(self, beat: Heartbeat) -> None:
-        """A heartbeat arrived."""
+    def heard(self, beat: Heartbeat, *, age_s: float = 0.0) -> None:
+        """A heartbeat arrived, stored ``age_s`` ago.
+
+        One from before this observer listened is evidence of what was, not that the agent lives: no work goes there
+        on its word, and its silence counts from now.
+        """
         known = self.host(beat.host)
         known.instance_id = beat.instance_id
         known.beat = beat
         known.silent_s = 0.0
+        known.stale = age_s > beat.interval_s * 3
 
     def tick(self, elapsed_s: float, *, broker_healthy: bool, claims: dict[str, tuple[int, ...]]) -> None:
         """Let ``elapsed_s`` pass. ``claims`` are the epochs that stand in the log, by host."""
@@ -83,6 +90,6 @@ class Live:
     def is_fresh(self, name: str) -> bool:
         """Whether the host was heard recently enough to send it work."""
         known = self.hosts.get(name)
-        if known is None or known.beat is None or known.beat.stopping:
+        if known is None or known.beat is None or known.beat.stopping or known.stale:
             return False
         return known.silent_s <= known.beat.interval_s * 3

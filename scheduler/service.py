@@ -135,7 +135,7 @@ class SchedulerService:
     def _on_beat(self, stored: Stored) -> None:
         beat = decode(stored).data
         if isinstance(beat, Heartbeat):
-            self.live.heard(beat)
+            self.live.heard(beat, age_s=(now_ns() - stored.stored_ns) / 1e9)
             self._wake_route.set()
 
     async def _serve(self) -> Services:

@@ -46,6 +46,20 @@ _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
 #: How long attempts that were stopped may take to end their jobs and give their slots back.
 _ABANDON_S = 35.0
+#: How long saying goodbye may take while the log is away: silence tells the same, only later.
+_GOODBYE_S = 5.0
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent answers to a probe."""
+
+    host: str
+    instance_id: str
+    pid: int
+    #: Attempts under way.
+    claims: int = 0
+    #: It takes nothing more and will be gone soon.
+    stopping: bool = False
 
 
 class HostTaken(GpukeeperError):
@@ -84,6 +98,7 @@ class AgentService:
         self._stopping = False
         self._fenced = asyncio.Event()
         self._room: HostRoom | None = None
+        self._host_subject: OwnSubject | None = None
 
     @property
     def room(self) -> HostRoom:
@@ -97,7 +112,9 @@ class AgentService:
             HostTaken: another agent speaks for it, now or while this one ran.
             GpukeeperError: the log cannot be followed any more.
         """
-        await self._refuse_if_taken()
+        await self._refuse_if_taken(stop)
+        if stop.is_set():
+            return
         view, follower = await self._follow()
         services: Services | None = None
         try:
@@ -128,19 +145,45 @@ class AgentService:
 
     # --- coming
 
-    async def _refuse_if_taken(self) -> None:
-        """One agent a host: the claims of a second would fence the first's."""
-        try:
-            answer = await self._connection.client.request(
-                subjects.agent_ping(self._config.host), b"", timeout=_PROBE_S
-            )
-        except (TimeoutError, nats.errors.Error):
+    async def _refuse_if_taken(self, stop: asyncio.Event) -> None:
+        """One agent a host: the claims of a second would fence the first's. One that is going is waited for.
+
+        Raises:
+            HostTaken: another agent is there to stay, or took longer to go than it may.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._config.stop_grace_s + _ABANDON_S
+        while (other := await self._ask_other()) is not None:
+            if not other.stopping or loop.time() >= give_up_at:
+                raise HostTaken(
+                    f"host {self._config.host!r} already has a live agent (pid {other.pid}, instance "
+                    f"{other.instance_id}, {other.claims} claims); stop it, or give this one another host name",
+                    host=self._config.host,
+                    pid=other.pid,
+                    instance_id=other.instance_id,
+                )
+            _log.info("waiting_for_predecessor", pid=other.pid, instance=other.instance_id, claims=other.claims)
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
             return
-        raise HostTaken(
-            f"host {self._config.host!r} already has a live agent ({answer.data.decode('utf-8', 'replace')}); "
-            "stop it, or give this one another host name",
-            host=self._config.host,
-        )
+
+    async def _ask_other(self) -> Presence | None:
+        """Who speaks for this host now, if anybody answers."""
+        subject = subjects.agent_ping(self._config.host)
+        try:
+            answer = await self._connection.client.request(subject, b"", timeout=_PROBE_S)
+        except (TimeoutError, nats.errors.Error):
+            return None
+        try:
+            return msgspec.json.decode(answer.data, type=Presence)
+        except msgspec.MsgspecError as error:
+            raise HostTaken(
+                f"somebody answers for host {self._config.host!r} who is no agent of this version: {error}",
+                host=self._config.host,
+            ) from error
 
     async def _follow(self) -> tuple[HostView, Follower]:
         """This host's part of the log: from the site's newest snapshot when there is one, then live."""
@@ -175,7 +218,9 @@ class AgentService:
             devices=tuple(device.id for device in surveyor.devices),
             runtimes=tuple(self._providers),
         )
-        await OwnSubject(self._recorder, subjects.host(room.host), room.host, room.view.host_seq).append(joined)
+        if self._host_subject is None:
+            self._host_subject = OwnSubject(self._recorder, subjects.host(room.host), room.host, room.view.host_seq)
+        await self._host_subject.append(joined)
         await self._end_predecessors_claims()
         room.open_slots(device for device in surveyor.devices if device.unschedulable is None)
         await surveyor.beat()
@@ -192,7 +237,8 @@ class AgentService:
         room = self.room
         stored = await self._beats.last(subjects.beat(room.host))
         beat = None if stored is None else decode(stored).data
-        for device_id, claims in room.view.claims.items():
+        # A copy: while one is ended, the follower may bring a device that is new.
+        for device_id, claims in tuple(room.view.claims.items()):
             for claim in tuple(claims.values()):
                 if claim.instance_id == self.instance_id:
                     continue
@@ -213,12 +259,13 @@ class AgentService:
     async def _serve(self) -> Services:
         async def ping(_: bytes) -> bytes:
             return msgspec.json.encode(
-                {
-                    "host": self._config.host,
-                    "instance_id": self.instance_id,
-                    "pid": os.getpid(),
-                    "claims": len(self._attempts),
-                }
+                Presence(
+                    host=self._config.host,
+                    instance_id=self.instance_id,
+                    pid=os.getpid(),
+                    claims=len(self._attempts),
+                    stopping=self._stopping,
+                )
             )
 
         return await serve(
@@ -335,10 +382,19 @@ class AgentService:
             _log.info("agent_finishing", running=len(running), grace_s=self._config.stop_grace_s)
             await asyncio.wait(running, timeout=self._config.stop_grace_s)
         await self._abandon(Stop.PREEMPT)
-        left = Left(host=self.room.host, instance_id=self.instance_id, detail="stopped on request")
-        subject = OwnSubject(self._recorder, subjects.host(self.room.host), self.room.host, self.room.view.host_seq)
-        await subject.append(left)
+        await self._say_goodbye()
         _log.info("agent_stopped", host=self.room.host)
+
+    async def _say_goodbye(self) -> None:
+        """Tell that nobody speaks for the host, unless another agent does by now or the log is away."""
+        assert self._host_subject is not None, "only who joined leaves"
+        left = Left(host=self.room.host, instance_id=self.instance_id, detail="stopped on request")
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                if await self._host_subject.append_once(left) is None:
+                    _log.warning("left_untold", why="another agent has joined")
+        except TimeoutError:
+            _log.warning("left_untold", why=f"the log took nothing for {_GOODBYE_S:g} s")
 
     async def _abandon(self, why: Stop) -> None:
         """Stop what is still running, in order: each attempt ends its job and gives its slot back."""

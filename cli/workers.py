@@ -7,6 +7,7 @@ Started as ``python -m gpukeeper.cli.workers scheduler|agent``; they find the da
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ import platform
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 import uvloop
@@ -44,9 +46,24 @@ def configure_logging(*, verbose: bool = False) -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
+
+
+class _Stderr:
+    """Stderr that cannot break what it tells about: when its reader has died, work goes on untold.
+
+    Nothing is buffered: what Python cannot flush at its end would change the exit status.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+        return len(text)
+
+    def flush(self) -> None:
+        return
 
 
 async def run_scheduler(loaded: Loaded, data: Path, stop: asyncio.Event) -> None:

@@ -92,9 +92,11 @@ class HostView:
             pending = self.routes.get(fact.job)
             if pending is not None and pending.seq == fact.route_seq:
                 del self.routes[fact.job]
-        elif isinstance(fact, host_facts.Joined | host_facts.Left):
+        elif isinstance(fact, host_facts.Joined):
             self.host_seq = event.seq
             self.instance_id = fact.instance_id
+        elif isinstance(fact, host_facts.Left):
+            self.host_seq = event.seq
         else:
             self._apply_to_device(event)
 

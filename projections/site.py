@@ -548,7 +548,10 @@ class Site:
         )
 
     def on_left(self, event: Event, fact: host_facts.Left) -> None:
-        self._host(fact.host, seq=event.seq, left=True)
+        known = self.hosts.get(fact.host)
+        # The farewell of an agent that another has replaced says nothing about that one.
+        left = known is None or known.instance_id == fact.instance_id or known.left
+        self._host(fact.host, seq=event.seq, left=left)
 
     def on_leader_elected(self, event: Event, fact: site_facts.LeaderElected) -> None:
         del event

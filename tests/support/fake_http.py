@@ -116,10 +116,21 @@ class FakeServer:
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.faults: dict[str, Fault] = {}
         self.record_bodies = True
+        #: How often each prompt (or last message, or input) was sent as work, where ``count_prompts`` is on.
+        self.prompts: Counter[str] = Counter()
+        self.count_prompts = False
+        #: How long each generate and chat takes between its first token and the others.
+        self.pace_s = 0.0
+        #: Answer with the prompt itself instead of the usual words.
+        self.echo = False
+        #: Set to hold every generate and chat after its first token until the event is set.
+        self.hold: asyncio.Event | None = None
+        self.max_in_flight: int | None = None
         self.connections = 0
         self.url = ""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited: list[tuple[str, int, asyncio.Event]] = []
         self.live: set[_Connection] = set()
 
     def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -160,6 +171,8 @@ class FakeServer:
         self.requests[exchange.path] += 1
         if self.record_bodies and exchange.method == "POST" and not exchange.path.startswith("/_fake/"):
             self.bodies.append((exchange.path, exchange.json()))
+        if self.count_prompts and exchange.method == "POST" and not exchange.path.startswith("/_fake/"):
+            self._count_prompt(exchange.json())
         fault = self.faults.get(exchange.path)
         if fault is not None and fault.times != 0:
             if fault.times is not None:
@@ -169,6 +182,10 @@ class FakeServer:
             work = self._set_fault(exchange)
         elif exchange.path == "/_fake/counters":
             work = exchange.respond_json(self.counters())
+        elif exchange.path == "/_fake/set":
+            work = self._set(exchange)
+        elif exchange.path == "/_fake/until":
+            work = self._until(exchange)
         else:
             work = self.answer(exchange)
         if work is not None:
@@ -176,7 +193,54 @@ class FakeServer:
 
     def counters(self) -> dict[str, Any]:
         """What was asked, for tests that run the fake in another process."""
-        return {"requests": dict(self.requests), "connections": self.connections}
+        return {"requests": dict(self.requests), "connections": self.connections, "prompts": dict(self.prompts)}
+
+    def _count_prompt(self, asked: dict[str, Any]) -> None:
+        text = prompt_of(asked)
+        if text is None:
+            return
+        self.prompts[text] += 1
+        for prompt, times, event in self._awaited:
+            if self.prompts[prompt] >= times:
+                event.set()
+
+    def _set(self, exchange: Exchange) -> None:
+        """``{"pace_s": 0.1, "hold": true, ...}`` sets attributes; a hold that ends lets everything go on."""
+        for name, value in exchange.json().items():
+            if name in ("hold", "hold_load"):
+                held: asyncio.Event | None = getattr(self, name)
+                if held is not None:
+                    held.set()
+                setattr(self, name, asyncio.Event() if value else None)
+            else:
+                assert hasattr(self, name), name
+                setattr(self, name, value)
+        exchange.respond(b"{}")
+
+    async def _until(self, exchange: Exchange) -> None:
+        """``{"prompt", "times"}`` is answered once the prompt was sent that often."""
+        asked = exchange.json()
+        prompt, times = asked["prompt"], asked.get("times", 1)
+        event = asyncio.Event()
+        if self.prompts[prompt] >= times:
+            event.set()
+        self._awaited.append((prompt, times, event))
+        await first_of(event, exchange.gone)
+        self._awaited.remove((prompt, times, event))
+        exchange.respond(b"{}")
+
+    async def linger(self, exchange: Exchange) -> bool:
+        """What a generate or chat waits for after its first token; whether its client left meanwhile."""
+        if self.hold is not None and await first_of(self.hold, exchange.gone) is exchange.gone:
+            return True
+        if self.pace_s:
+            try:
+                async with asyncio.timeout(self.pace_s):
+                    await exchange.gone.wait()
+            except TimeoutError:
+                return False
+            return True
+        return False
 
     def _set_fault(self, exchange: Exchange) -> None:
         """``{"path", "kind", "status", "body", "times"}`` sets a fault, ``{"path"}`` alone takes it away."""
@@ -214,6 +278,15 @@ class FakeServer:
             work = self.answer(exchange)
             if work is not None:
                 await work
+
+
+def prompt_of(asked: dict[str, Any]) -> str | None:
+    """The text that a request brings: its prompt, its last message, or its input; None where it brings none."""
+    if asked.get("prompt"):
+        return asked["prompt"]
+    if asked.get("messages"):
+        return asked["messages"][-1]["content"]
+    return str(asked["input"]) if "input" in asked else None
 
 
 async def first_of(*events: asyncio.Event) -> asyncio.Event:
@@ -287,7 +360,9 @@ def run_as_process(make: Callable[[], FakeServer], name: str) -> None:
     """Serve until SIGTERM; the port is written to ``--port-file`` once it listens."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--port-file", type=Path, required=True)
-    port_file: Path = parser.parse_args().port_file
+    parser.add_argument("--count-prompts", action="store_true", help="slower: reads each request")
+    arguments = parser.parse_args()
+    port_file: Path = arguments.port_file
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -296,6 +371,7 @@ def run_as_process(make: Callable[[], FakeServer], name: str) -> None:
             loop.add_signal_handler(number, stop.set)
         async with make() as server:
             server.record_bodies = False
+            server.count_prompts = arguments.count_prompts
             partial = port_file.with_name(port_file.name + ".partial")
             partial.write_text(f"{server.port}\n")
             partial.replace(port_file)

@@ -6,12 +6,11 @@ What a real server does is tested with a real one (``support.llamacpp_server``).
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Coroutine
 from typing import Any
 
-from support.fake_http import Exchange, FakeServer, first_of, run_as_process
+from support.fake_http import Exchange, FakeServer, prompt_of, run_as_process
 
 WORDS = ("the", " patient", " scheduler", " keeps", " its", " queue", ".")
 
@@ -27,10 +26,7 @@ class FakeLlamaCpp(FakeServer):
         self.completions = 0
         self.in_flight = 0
         self.max_overlap = 0
-        self.max_in_flight: int | None = None
         self.aborted = 0
-        #: Set to hold every completion after its first token until the event is set.
-        self.hold: asyncio.Event | None = None
         #: An ``error`` event in mid-stream instead of the second token.
         self.stream_error: str | None = None
         self._ready: dict[tuple[str, int], bytes] = {}
@@ -65,7 +61,7 @@ class FakeLlamaCpp(FakeServer):
             return None
         self.completions += 1
         self.max_overlap = max(self.max_overlap, self.in_flight + 1)
-        slow = self.hold is not None or self.stream_error is not None
+        slow = self.hold is not None or self.stream_error is not None or self.pace_s > 0 or self.echo
         if not slow and not exchange.cut_stream and not exchange.truncate:
             exchange.write(self._at_once(exchange))
             return None
@@ -76,7 +72,7 @@ class FakeLlamaCpp(FakeServer):
         count = self._count(exchange) if self.record_bodies else len(self.words)
         key = (exchange.path, count)
         if key not in self._ready:
-            events = b"".join(self._events(exchange.path, count))
+            events = b"".join(self._events(exchange.path, self.words[:count]))
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
             self._ready[key] = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(events), events)
         return self._ready[key]
@@ -84,7 +80,9 @@ class FakeLlamaCpp(FakeServer):
     async def _slowly(self, exchange: Exchange) -> None:
         self.in_flight += 1
         try:
-            events = self._events(exchange.path, self._count(exchange))
+            asked = exchange.json()
+            spoken = (prompt_of(asked) or "",) if self.echo else self.words[: self._count(exchange)]
+            events = self._events(exchange.path, spoken)
             exchange.begin("text/event-stream")
             # A chat begins with an event that has no text.
             after_first_token = 1 if exchange.path == "/completion" else 2
@@ -102,24 +100,22 @@ class FakeLlamaCpp(FakeServer):
                     if self.stream_error is not None:
                         exchange.chunk(_event({"error": {"code": 500, "message": self.stream_error}}))
                         break
-                    if self.hold is not None:
-                        await self._held(exchange, self.hold)
+                    if await self.linger(exchange):
+                        self.aborted += 1
+                        return
                 exchange.chunk(event)
             exchange.end()
         finally:
             self.in_flight -= 1
-
-    async def _held(self, exchange: Exchange, hold: asyncio.Event) -> None:
-        await first_of(hold, exchange.gone)
 
     def _count(self, exchange: Exchange) -> int:
         asked = exchange.json()
         limit = asked.get("n_predict", asked.get("max_tokens"))
         return len(self.words) if limit is None else min(int(limit), len(self.words))
 
-    def _events(self, path: str, count: int) -> list[bytes]:
-        words = self.words[:count]
-        finish = "limit" if count < len(self.words) else "eos"
+    def _events(self, path: str, words: tuple[str, ...]) -> list[bytes]:
+        count = len(words)
+        finish = "limit" if not self.echo and count < len(self.words) else "eos"
         if path == "/completion":
             records: list[dict[str, Any]] = [
                 {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from support.fake_http import Exchange, FakeServer, first_of, run_as_process
+from support.fake_http import Exchange, FakeServer, first_of, prompt_of, run_as_process
 
 WORDS = ("the", " patient", " scheduler", " keeps", " its", " queue", ".")
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
@@ -54,11 +54,8 @@ class FakeOllama(FakeServer):
         self.ps_missing = 0
         #: Called after a load or unload with the bytes now in VRAM, so that a fake device can follow.
         self.on_vram: Callable[[int], None] | None = None
-        #: Set to hold every generate and chat after its first token until the event is set.
-        self.hold: asyncio.Event | None = None
         #: Set to hold every load until the event is set. A load is given up when its client leaves.
         self.hold_load: asyncio.Event | None = None
-        self.max_in_flight: int | None = None
         self.load_error: str | None = None
         #: An ``error`` record in mid-stream instead of the second token.
         self.stream_error: str | None = None
@@ -68,9 +65,11 @@ class FakeOllama(FakeServer):
         self.in_flight = 0
         self.max_overlap = 0
         self.aborted = 0
+        #: Requests that were answered 503, as there were too many.
+        self.refused = 0
 
     def counters(self) -> dict[str, Any]:
-        own = ("load_calls", "payload_calls", "loads", "max_overlap", "aborted")
+        own = ("load_calls", "payload_calls", "loads", "max_overlap", "aborted", "refused")
         return {**super().counters(), **{name: getattr(self, name) for name in own}}
 
     def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -118,6 +117,7 @@ class FakeOllama(FakeServer):
             exchange.respond_json({"error": f"model '{asked.get('model')}' not found"}, status=404)
             return
         if self.max_in_flight is not None and self.in_flight >= self.max_in_flight:
+            self.refused += 1
             exchange.respond_json({"error": BUSY}, status=503)
             return
         self.in_flight += 1
@@ -193,7 +193,7 @@ class FakeOllama(FakeServer):
                     exchange.chunk(json.dumps({"error": self.stream_error}).encode() + b"\n")
                     exchange.end()
                     return
-                if self.hold is not None and await first_of(self.hold, exchange.gone) is exchange.gone:
+                if await self.linger(exchange):
                     self.aborted += 1
                     return
             exchange.chunk(line)
@@ -202,7 +202,8 @@ class FakeOllama(FakeServer):
     def _lines(self, path: str, asked: dict[str, Any]) -> list[bytes]:
         options: dict[str, Any] = asked.get("options") or {}
         limit = options.get("num_predict")
-        words = self.words if limit is None else self.words[:limit]
+        spoken = (prompt_of(asked) or "",) if self.echo else self.words
+        words = spoken if limit is None else spoken[:limit]
         head = _head(asked)
         records: list[dict[str, Any]] = []
         for text in (*words, ""):
@@ -212,7 +213,7 @@ class FakeOllama(FakeServer):
             records.append({**head, **said, "done": False})
         records[-1] |= {
             "done": True,
-            "done_reason": "length" if len(words) < len(self.words) else "stop",
+            "done_reason": "length" if len(words) < len(spoken) else "stop",
             "total_duration": 1_000_000,
             "prompt_eval_count": 3,
             "eval_count": len(words),

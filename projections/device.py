@@ -7,7 +7,7 @@ import msgspec
 from gpukeeper.events.readings import ClaimBeat
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One taken slot. ``epoch`` is the sequence of the `claimed` fact and fences all later acts."""
 
     epoch: int
@@ -20,7 +20,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     claimed_ns: int
 
 
-class Device(msgspec.Struct, frozen=True, array_like=True):
+class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One device as its agent described it last."""
 
     host: str
@@ -55,7 +55,7 @@ class Device(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-class Lapse(msgspec.Struct, frozen=True, array_like=True):
+class Lapse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A claim that ended while its job had not: the evidence that the job's own end will carry."""
 
     host: str

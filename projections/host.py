@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Runtime(msgspec.Struct, frozen=True, array_like=True):
+class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One registered runtime."""
 
     name: str
@@ -22,7 +22,7 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True):
     suspect: str | None = None
 
 
-class Host(msgspec.Struct, frozen=True, array_like=True):
+class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One host, by the agent instance that speaks for it."""
 
     name: str

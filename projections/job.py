@@ -54,7 +54,7 @@ ENDED = frozenset(
 ACTIVE = frozenset({Phase.ADMITTED, Phase.PLACED, Phase.RUNNING})
 
 
-class Route(msgspec.Struct, frozen=True, array_like=True):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a job was sent. ``seq`` is the sequence of the `routed` fact."""
 
     seq: int
@@ -63,14 +63,14 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     runtime: str
 
 
-class RouteSeq(msgspec.Struct, frozen=True, array_like=True):
+class RouteSeq(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last sequence of one job's route subject on one host."""
 
     host: str
     seq: int
 
 
-class CancelWish(msgspec.Struct, frozen=True, array_like=True):
+class CancelWish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Somebody wants the job ended."""
 
     actor: str
@@ -78,7 +78,7 @@ class CancelWish(msgspec.Struct, frozen=True, array_like=True):
     command_seq: int
 
 
-class Denial(msgspec.Struct, frozen=True, array_like=True):
+class Denial(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An agent's live readings did not allow the job."""
 
     host: str
@@ -87,7 +87,7 @@ class Denial(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything that decisions need to know of one job; its body and result stay in the log."""
 
     id: str

@@ -27,14 +27,14 @@ from gpukeeper.projections.queue import Queue
 _DENIALS_KEPT_MAX = 8
 
 
-class Retention(msgspec.Struct, frozen=True, array_like=True):
+class Retention(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How long ended jobs stay in memory, in event time and number. The log has them for ever."""
 
     after_s: float = 86_400.0
     above: int = 100_000
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class Waiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A submission that nobody has answered."""
 
     seq: int
@@ -43,7 +43,7 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     raw: bytes
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True):
+class Command(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An operator's command that nobody has answered. ``job`` is None where the command is not readable."""
 
     seq: int
@@ -55,7 +55,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An ended job that will be forgotten."""
 
     job: str

@@ -6,7 +6,9 @@ corrupt, of other code, of another log or of another retention is passed over wi
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -30,8 +32,9 @@ class _Snapshot(msgspec.Struct, frozen=True):
     code: str
     seq: int
     stored_ns: int
+    #: SHA-256 of ``state``, which is the compressed :class:`SiteState`.
     digest: str
-    state: msgspec.Raw
+    state: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -63,20 +66,20 @@ def digest(site: Site) -> str:
 
 async def save(objects: Objects, site: Site) -> str:
     """Store a snapshot and drop all but the newest few. Returns its name."""
-    state = encode_state(site)
-    snapshot = _Snapshot(
-        code=code_version(),
-        seq=site.seq,
-        stored_ns=site.stored_ns,
-        digest=hashlib.sha256(state).hexdigest(),
-        state=msgspec.Raw(state),
-    )
-    name = f"{_PREFIX}-{snapshot.code}-{snapshot.seq:020d}"
-    await objects.put(name, _encode(snapshot))
-    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-{snapshot.code}-")]
+    seq, stored_ns, state = site.seq, site.stored_ns, encode_state(site)
+    name = f"{_PREFIX}-{code_version()}-{seq:020d}"
+    await objects.put(name, await asyncio.to_thread(_pack, seq, stored_ns, state))
+    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-{code_version()}-")]
     for old in sorted(names)[:-_KEPT]:
         await objects.delete(old)
     return name
+
+
+def _pack(seq: int, stored_ns: int, state: bytes) -> bytes:
+    """Work for a thread: the loop goes on meanwhile."""
+    packed = zlib.compress(state, level=1)
+    digest = hashlib.sha256(packed).hexdigest()
+    return _encode(_Snapshot(code=code_version(), seq=seq, stored_ns=stored_ns, digest=digest, state=packed))
 
 
 async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
@@ -101,11 +104,10 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
 async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | None, str]:
     try:
         snapshot = _decode_snapshot(body)
-        state_bytes = bytes(snapshot.state)
-        if hashlib.sha256(state_bytes).hexdigest() != snapshot.digest:
+        if hashlib.sha256(snapshot.state).hexdigest() != snapshot.digest:
             return None, "its digest does not match"
-        state = _decode_state(state_bytes)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        state = _decode_state(zlib.decompress(snapshot.state))
+    except (msgspec.MsgspecError, RecursionError, zlib.error) as error:
         return None, f"it is corrupt: {error}"
     if state.retention != retention:
         return None, "it was made with another retention"

@@ -23,6 +23,7 @@ from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
 from gpukeeper.events.recorder import Recorder
+from gpukeeper.projections.host import Suspicion
 from gpukeeper.projections.hostview import HostView
 
 
@@ -60,8 +61,8 @@ class HostRoom:
         self.outputs = outputs
         self.view = view
         self.ledger = Ledger()
-        #: Runtimes whose last placement check failed, and the model it was about.
-        self.suspects: dict[str, str] = {}
+        #: Runtimes whose last placement check failed, this agent's or its predecessor's.
+        self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
         self._looks: dict[str, FreshLooks] = {}

@@ -48,11 +48,9 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 return claim
         return None
 
-    def claim_of(self, job: str) -> Claim | None:
-        for claim in self.claims:
-            if claim.job == job:
-                return claim
-        return None
+    def follows_route(self, job: str, route_seq: int) -> bool:
+        """Whether a standing claim took up this route of the job."""
+        return any(claim.job == job and claim.route_seq == route_seq for claim in self.claims)
 
 
 class Lapse(msgspec.Struct, frozen=True, array_like=True, gc=False):

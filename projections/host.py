@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.events.runtime import Suspect
+
+
+class Suspicion(msgspec.Struct, frozen=True, array_like=True):
+    """A model that did not sit where it should, and on which device."""
+
+    model: str
+    device: str
+    why: str
+
+
+def why_suspect(fact: Suspect) -> str:
+    """The suspicion in words."""
+    return f"{fact.reason}: {fact.detail}"
+
 
 class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One registered runtime."""
@@ -20,6 +35,15 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     detail: str = ""
     #: Why no work goes there, where a placement check failed.
     suspect: str | None = None
+    #: The model that was checked, and the device.
+    suspect_model: str = ""
+    suspect_device: str = ""
+
+    @property
+    def suspicion(self) -> Suspicion | None:
+        if self.suspect is None:
+            return None
+        return Suspicion(self.suspect_model, self.suspect_device, self.suspect)
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -31,6 +55,8 @@ class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
     boot_id: str = ""
     version: str = ""
     joined_ns: int = 0
+    #: Sequence of the `joined` fact.
+    joined_seq: int = 0
     #: The agent left on purpose, or never joined.
     left: bool = True
     devices: tuple[str, ...] = ()

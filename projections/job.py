@@ -61,6 +61,8 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     host: str
     device: str
     runtime: str
+    #: The job's own sequence that it was decided on.
+    job_seq: int = 0
 
 
 class RouteSeq(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -124,6 +126,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     instance_id: str = ""
     tokens: int = 0
     preemptions: int = 0
+    #: Since when its queue clock runs: its acceptance, or its return after it had started.
+    queued_ns: int = 0
     cancel: CancelWish | None = None
     denials: tuple[Denial, ...] = ()
     #: Last sequence of each route subject of this job, by host: what the next route there rests on.

@@ -93,7 +93,12 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
     if names and not mine:
         _log.info("snapshot_passed_over", reason="all were made by other code", found=len(names))
     for name in mine:
-        body = await objects.get(name)
+        try:
+            body = await objects.get(name)
+        except LogUnavailable as error:
+            # One that cannot be read is no reason not to start: an older one, or the log itself, says the same.
+            _log.warning("snapshot_passed_over", snapshot=name, reason=str(error))
+            continue
         site, reason = (None, "it is gone") if body is None else await _restore(body, log, retention)
         if site is not None:
             return site
@@ -111,8 +116,21 @@ async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | 
         return None, f"it is corrupt: {error}"
     if state.retention != retention:
         return None, "it was made with another retention"
-    if snapshot.seq:
-        event = await log.get(snapshot.seq)
-        if event is None or event.stored_ns != snapshot.stored_ns:
-            return None, "it belongs to another log"
-    return Site.restore(state), ""
+    misfit = await _misfit(snapshot, log)
+    return (None, misfit) if misfit else (Site.restore(state), "")
+
+
+async def _misfit(snapshot: _Snapshot, log: Log) -> str | None:
+    """Why the snapshot's state cannot be folded on with what the log holds now, or None."""
+    if not snapshot.seq:
+        return None
+    event = await log.get(snapshot.seq)
+    if event is not None:
+        return None if event.stored_ns == snapshot.stored_ns else "it belongs to another log"
+    # Its event has aged out, or never was in this log. What follows must begin right after it.
+    following = await log.get(snapshot.seq + 1)
+    if following is not None:
+        return None if following.stored_ns >= snapshot.stored_ns else "it belongs to another log"
+    if await log.last_seq() == snapshot.seq:
+        return None
+    return "it belongs to another log, or what came right after it has aged out"

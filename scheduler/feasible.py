@@ -13,6 +13,9 @@ from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import Host, Runtime
 from gpukeeper.projections.site import Site
 
+#: Where nothing is known against a job, and nothing for it.
+NO_HOST_YET = "no host offers it yet"
+
 
 class Want(msgspec.Struct, frozen=True):
     """What a job asks of the place it runs in. Equal wants have equal options."""

@@ -14,6 +14,9 @@ from gpukeeper.scheduler.live import Live
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
 _DENIED_FIRST_S = 5.0
 _DENIED_LIMIT_S = 60.0
+_DENIED_DOUBLINGS_MAX = 4
+
+NO_FREE_SLOT = "no free slot"
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ def unavailable(option: Option, live: Live, free_slots: int) -> str | None:
     if device.state != "healthy":
         return f"the device is {device.state}: {device.detail}".rstrip(": ")
     if free_slots <= 0:
-        return "no free slot"
+        return NO_FREE_SLOT
     return None
 
 
@@ -53,7 +56,8 @@ def denied_until_s(job: Job, option: Option) -> float | None:
     """When this device may be asked again, in seconds of the server's clock, where it denied the job."""
     for denial in job.denials:
         if denial.host == option.host.name and denial.device == option.device.id:
-            wait_s = min(_DENIED_LIMIT_S, _DENIED_FIRST_S * 2 ** (denial.count - 1))
+            doublings = min(denial.count - 1, _DENIED_DOUBLINGS_MAX)
+            wait_s = min(_DENIED_LIMIT_S, _DENIED_FIRST_S * 2**doublings)
             return denial.at_ns / 1e9 + wait_s
     return None
 
@@ -63,7 +67,8 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
     host, runtime, device = option.host, option.runtime, option.device
     why_not = unavailable(option, live, free)
     terms: dict[str, float] = {}
-    if why_not is None:
+    if why_not in (None, NO_FREE_SLOT):
+        # A denial is shown before a slot that is taken: else the reason would change with every job that passes.
         again_s = denied_until_s(job, option)
         if again_s is not None and now_s < again_s:
             why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"

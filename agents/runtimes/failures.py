@@ -1,4 +1,4 @@
-"""What a runtime did wrong, as failures of the closed list of reasons. Pure: no connection, no clock."""
+"""What a runtime did wrong, as failures of the closed list of reasons. Nothing here asks anybody."""
 
 from __future__ import annotations
 

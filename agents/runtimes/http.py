@@ -65,14 +65,11 @@ class RuntimeHttp:
         self._urls: dict[str, URL] = {}
         #: Opened by the first request, as a session belongs to the loop that runs then.
         self._session: aiohttp.ClientSession | None = None
-        self._answers: set[aiohttp.ClientResponse] = set()
         self._closed = False
 
     async def close(self) -> None:
         """Close every connection. An answer that is being read fails."""
         self._closed = True
-        for response in list(self._answers):
-            response.close()
         if self._session is not None:
             await self._session.close()
 
@@ -125,7 +122,6 @@ class RuntimeHttp:
         response: aiohttp.ClientResponse | None = None
         try:
             response = await self._send(method, path, body)
-            self._answers.add(response)
             if response.status != 200:
                 raise refused(path, response.status, await _excerpt(response))
             yield response
@@ -133,7 +129,6 @@ class RuntimeHttp:
             raise translated(error, path, self.base_url) from error
         finally:
             if response is not None:
-                self._answers.discard(response)
                 response.close()
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> aiohttp.ClientResponse:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-import httpx
+import aiohttp
 import msgspec
 from bench_site import (
     BenchServer,
@@ -129,14 +129,13 @@ async def _first_bytes(connection: Connection, port: str, singles: int) -> list[
     subscription = await connection.client.subscribe("gpuq.out.*", cb=on_chunk)
     direct: list[float] = []
     ours: list[float] = []
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", trust_env=False) as client:
         for number in range(singles + 10):
             body = {"model": "fake", "prompt": "hello", "n_predict": 1, "stream": True}
             began = time.perf_counter()
-            async with client.stream("POST", "/completion", json=body) as response:
-                async for _ in response.aiter_raw():
-                    direct.append(time.perf_counter() - began)
-                    break
+            async with client.post("/completion", json=body) as response:
+                await response.content.readany()
+                direct.append(time.perf_counter() - began)
             while not arrived.empty():
                 arrived.get_nowait()
             job = msgspec.json.encode({"model": "fake", "prompt": "hello", "max_tokens": 1})

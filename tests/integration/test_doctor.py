@@ -59,16 +59,16 @@ async def server(data: Path) -> AsyncGenerator[NatsServer]:
 
 
 @asynccontextmanager
-async def http(answer: bytes | None) -> AsyncGenerator[str]:
+async def http(answer: bytes | None, *, then_hold: bool = False) -> AsyncGenerator[str]:
     """A server that gives every request ``answer``, or none at all; yields its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        if answer is None:
-            await reader.read()
-        else:
+        if answer is not None:
             writer.write(answer)
             await writer.drain()
+        if answer is None or then_hold:
+            await reader.read()
         writer.close()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -310,8 +310,22 @@ async def test_a_runtime_that_does_not_answer_is_a_check_and_not_a_hang(monkeypa
     async with http(None) as url:
         check = await look_at_runtime(url)
 
-    assert check.ok is False
-    assert "ReadTimeout" in check.detail
+    assert (check.ok, check.detail) == (False, f"{url}/api/version: no answer within 0.05 s")
+
+
+async def test_a_runtime_that_answers_a_byte_at_a_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "RUNTIME_ANSWER_S", 0.05)
+    async with http(b"HTTP/1.1 200 OK\r\nX-Slow: ", then_hold=True) as url:
+        check = await look_at_runtime(url)
+
+    assert (check.ok, check.detail) == (False, f"{url}/api/version: no answer within 0.05 s")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:11434", "ftp://host", "http://host:notaport"])
+async def test_a_url_that_is_none_is_a_check(url: str) -> None:
+    check = await look_at_runtime(url)
+
+    assert (check.ok, check.fix) == (False, "start it, or correct url or provider of the runtime r")
 
 
 async def test_what_is_no_http_at_all_is_a_check() -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import pytest
 
 from gpukeeper.agents.config import RuntimeConfig
@@ -48,14 +48,16 @@ async def started(module: str, folder: Path) -> AsyncGenerator[str]:
 async def test_a_fake_in_another_process_takes_faults_and_counts(
     tmp_path: Path, module: str, provider: Any, model: str, path: str
 ) -> None:
-    async with started(module, tmp_path) as url, httpx.AsyncClient(base_url=url, trust_env=False) as control:
+    async with started(module, tmp_path) as url, aiohttp.ClientSession(url, trust_env=False) as control:
         runtime = build(RuntimeConfig(name="r", provider=provider, url=url))
-        await control.post("/_fake/faults", json={"path": path, "kind": "empty", "times": 1})
+        async with control.post("/_fake/faults", json={"path": path, "kind": "empty", "times": 1}) as taken:
+            assert taken.status == 200
 
         with pytest.raises(RuntimeFailure) as caught:
             await anext(runtime.run(model, "generate", Work(prompt="x")))
         items = [item async for item in runtime.run(model, "generate", Work(prompt="x"))]
-        counters = (await control.get("/_fake/counters")).json()
+        async with control.get("/_fake/counters") as answer:
+            counters = await answer.json()
         await runtime.close()
 
     assert caught.value.reason is Reason.RUNTIME_EMPTY_REPLY

@@ -344,7 +344,7 @@ class Attempt:
                 work.cancel()
                 raise
             await self._prove_stopped()
-            return self._stopped_end()
+            return await self._stopped_end()
         except CancelWanted as wanted:
             await self._prove_stopped()
             return endings.cancelled(self._so_far(), wanted.wish)
@@ -356,7 +356,7 @@ class Attempt:
                 return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
             # It was told to stop, and this is how it took that.
             await self._prove_stopped()
-            return self._stopped_end()
+            return await self._stopped_end()
         except Exception:
             await self._prove_stopped()
             raise
@@ -579,11 +579,14 @@ class Attempt:
             ref = await patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
-    def _stopped_end(self) -> Fact:
+    async def _stopped_end(self) -> Fact:
         """The end of an attempt that was stopped from outside."""
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)
         if self.stop_reason is Stop.FENCED:
+            if self._run_began_s is not None:
+                # The runtime had the job: whoever reads that it is lost wants to know what became of it.
+                await self._held.append_late(endings.fenced(so_far), epoch=self.epoch)
             raise Superseded(_FENCED)
         return endings.handed_back(so_far, started=self._run_began_s is not None)

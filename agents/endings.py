@@ -86,6 +86,17 @@ def handed_back(so_far: SoFar, *, started: bool) -> Fact:
     return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=detail, epoch=so_far.epoch)
 
 
+def fenced(so_far: SoFar) -> facts.LateResult:
+    """The note of an attempt whose claim somebody else has ended while the runtime had the job."""
+    got = "nothing had come" if so_far.partial is None else f"it had got as far as: {so_far.partial}"
+    return facts.LateResult(
+        job=so_far.job,
+        epoch=so_far.epoch,
+        outcome="cancelled",
+        detail=f"the run was stopped, as its claim had been ended by somebody else; {got}",
+    )
+
+
 def late_result(end: Fact) -> facts.LateResult | None:
     """The note for an end that came after the job had moved on; None where there is nothing to tell."""
     match end:

@@ -29,6 +29,9 @@ SUBMITTED = "gpuq.job.submitted.v1"
 #: Larger bodies belong in the object store.
 INLINE_BYTES_MAX = 65_536
 
+#: The id of the CloudEvent that brings a submission is repeated in the answer.
+EVENT_ID_CHARS_MAX = 256
+
 #: Lists and objects inside one another. A limit of our own, so that whether a body is readable does not depend on how
 #: much of the stack its reader has left.
 NESTING_MAX = 100
@@ -154,6 +157,8 @@ def parse_submission(raw: bytes) -> Submission | tuple[Problem, ...]:
         return (Problem(path="", message=f"not JSON: {error}", value=_shorten(raw.decode())),)
     if event.type != SUBMITTED:
         return (_problem("type", f"must be {SUBMITTED!r}", event.type),)
+    if len(event.id) > EVENT_ID_CHARS_MAX:
+        return (_problem("id", f"at most {EVENT_ID_CHARS_MAX} characters", event.id),)
     if event.data is msgspec.UNSET:
         return (Problem(path="data", message="required, but missing: the job's body as JSON"),)
     found = _parse_body(event.data, event_id=event.id or None)
@@ -232,7 +237,7 @@ def _explain(error: str, body: bytes | msgspec.Raw) -> Problem:
     path = at["path"] if at else ""
     message = error[: at.start()] if at else error
     if unknown := _UNKNOWN_FIELD.search(message):
-        field = unknown["field"]
+        field = _shorten(unknown["field"])
         allowed = _FIELDS.get(_INDEX.sub("[]", path), ())
         close = difflib.get_close_matches(field, allowed, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(allowed)}" if allowed else ""

@@ -11,6 +11,10 @@ from gpukeeper.events.site import CommandRefused
 from gpukeeper.projections.job import Job, Phase
 from gpukeeper.projections.site import Command, Site
 
+#: What a command says is repeated in the answer, which must fit into a message beside the rest.
+_REASON_CHARS_MAX = 4_096
+_NAME_CHARS_MAX = 128
+
 
 def decide_commands(site: Site, *, limit: int = 64) -> list[Proposal]:
     """Answer commands in the order in which they came, one for each job in one look."""
@@ -37,36 +41,54 @@ def decide_command(site: Site, command: Command) -> Proposal | None:
     if job is None:
         if any(seq < command.seq for seq in site.submissions):
             return None
-        return _refuse(command, Reason.UNKNOWN_JOB, f"no job {command.job!r} (or it ended and was forgotten)")
+        shown = _shorten(command.job, _NAME_CHARS_MAX)
+        return _refuse(command, Reason.UNKNOWN_JOB, f"no job {shown!r} (or it ended and was forgotten)")
     if job.ended:
         return _refuse(command, Reason.ALREADY_ENDED, f"the job has {job.phase} already; ends are final")
+    reason = _shorten(command.reason, _REASON_CHARS_MAX)
     if job.phase in (Phase.WAITING, Phase.ROUTED):
         # Nobody executes it. An agent that is about to claim it loses at the job's sequence.
-        fact: Fact = Cancelled(job=job.id, actor=command.actor, reason=command.reason, command_seq=command.seq)
+        fact: Fact = Cancelled(job=job.id, actor=command.actor, reason=reason, command_seq=command.seq)
     else:
-        fact = CancelRequested(job=job.id, actor=command.actor, reason=command.reason, command_seq=command.seq)
+        fact = CancelRequested(job=job.id, actor=command.actor, reason=reason, command_seq=command.seq)
     return Proposal(
         subject=subjects.job(job.id),
         fact=fact,
         expected=job.seq,
         aggregate=job.id,
         correlationid=job.id,
-        causationid=command.event_id or None,
+        causationid=_cause(command),
         actor=command.actor,
     )
 
 
 def _refuse(command: Command, reason: Reason, detail: str) -> Proposal:
-    fact = CommandRefused(command_seq=command.seq, actor=command.actor, reason=reason, detail=detail, job=command.job)
+    job = None if command.job is None else _shorten(command.job, _NAME_CHARS_MAX)
+    fact = CommandRefused(
+        command_seq=command.seq,
+        actor=_shorten(command.actor, _NAME_CHARS_MAX),
+        reason=reason,
+        detail=_shorten(detail, _REASON_CHARS_MAX),
+        job=job,
+    )
     return Proposal(
         subject=subjects.SITE,
         fact=fact,
         expected=None,
         aggregate="site",
-        correlationid=command.job,
-        causationid=command.event_id or None,
+        correlationid=job,
+        causationid=_cause(command),
         actor=command.actor,
     )
+
+
+def _cause(command: Command) -> str | None:
+    """The command's own id, where it is one: a cut id would be another."""
+    return command.event_id if 0 < len(command.event_id) <= _NAME_CHARS_MAX else None
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def decide_expiries(site: Site, now_s: float, *, limit: int = 64) -> list[Proposal]:

@@ -5,10 +5,11 @@ A test submits as any producer does, with a raw publish, and then follows the lo
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,23 @@ import nats.errors
 import nats.js.errors
 
 from gpukeeper.cli.credentials import load_credentials
+from gpukeeper.events.codec import decode
 from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.host import Joined
+from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.job import Rejected, Succeeded
+from gpukeeper.events.log import Stored
+from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.runtime import HealthChanged
 from gpukeeper.events.site import LeaderElected
 from gpukeeper.events.streams import SiteStreams, ensure_site
+from gpukeeper.events.subjects import BEATS_STREAM
 from gpukeeper.projections import snapshot
 from support.nats import free_ports
 from support.parts import Part, children
 from support.wait import until_answered
-from support.watch import Watch
+from support.watch import WITHIN_S, Watch
 
 HOST = "box"
 DEVICE = "gpu0"
@@ -253,7 +259,28 @@ class Site:
         healthy = {fact.runtime for fact in self.watch.all(HealthChanged) if fact.host == host and fact.healthy}
         return joined and healthy >= {fake.name for fake in self.fakes}
 
+    def ending(self, part: Part) -> asyncio.Task[int]:
+        """Ask a part to end, and wait beside what the test does next."""
+        return asyncio.create_task(part.stop())
+
     # --- producers and operators
+
+    async def heartbeat(self, wanted: Callable[[Heartbeat], bool]) -> Heartbeat:
+        """Wait for a heartbeat that is as ``wanted``."""
+        found: asyncio.Future[Heartbeat] = asyncio.get_running_loop().create_future()
+
+        def on_stored(stored: Stored) -> None:
+            beat = decode(stored).data
+            if isinstance(beat, Heartbeat) and wanted(beat) and not found.done():
+                found.set_result(beat)
+
+        log = JetStreamLog(self.connection, stream=BEATS_STREAM)
+        follower = await log.follow(on_stored, after=0, newest_only=True)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await found
+        finally:
+            await follower.stop()
 
     async def publish(self, subject: str, body: bytes, *, msg_id: str | None = None) -> int | None:
         """One raw publish; the sequence it was acknowledged with, None where nobody acknowledged it."""
@@ -281,20 +308,22 @@ class Site:
         """Submit, and wait for the end."""
         return await self.watch.end(await self.submit(job))
 
-    async def send_many(self, count: int, *, model: str = "fake", pause_s: float = 0.0) -> list[Sent]:
+    async def send_many(self, count: int, *, model: str = "fake", first: int = 0) -> list[Sent]:
         """Submit ``count`` jobs one after another, each with a prompt of its own, whatever becomes of the log."""
         sent: list[Sent] = []
-        for number in range(count):
+        for number in range(first, first + count):
             prompt = f"prompt {number:04d}"
             body = json.dumps({"model": model, "prompt": prompt}).encode()
             sent.append(Sent(prompt, await self.publish("gpuq.submit.tests", body, msg_id=f"tests-{number}")))
         return sent
 
-    async def command(self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough") -> int:
+    async def command(
+        self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough", command_id: str | None = None
+    ) -> int:
         """Send an operator's command as a CloudEvent. Returns its sequence."""
         body = {
             "specversion": "1.0",
-            "id": f"cmd-{kind}-{job[:40]}",
+            "id": command_id or f"cmd-{kind}-{job[:40]}",
             "source": "/tests",
             "type": f"gpuq.operator.{kind}.v1",
             "subject": "tests",
@@ -322,6 +351,11 @@ class Site:
         """What no crash may change; see the messages. The prompts of jobs that were ``handed_back`` may run again."""
         watch = self.watch
         await watch.caught_up()
+        doubly = {seq: count for seq, count in watch.answered.items() if count > 1}
+        assert not doubly, f"submissions with more than one answer: {doubly}"
+        for job in watch.site.jobs:
+            assert len(watch.ends(job)) <= 1, f"{job} has more than one end: {watch.history(job)}"
+            assert not watch.after_end(job), f"{job} went on after its end: {watch.history(job)}"
         prompts: Counter[str] = Counter()
         for fake in self.fakes:
             prompts.update(await fake.prompts())

@@ -12,7 +12,7 @@ from gpukeeper.events.codec import Event, decode
 from gpukeeper.events.connection import Connection
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import ENDS, Accepted, Rejected, Resubmitted
+from gpukeeper.events.job import ENDS, Accepted, Rejected, Resubmitted, is_note
 from gpukeeper.events.log import Stored
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Site
@@ -34,6 +34,8 @@ class Watch:
         self.by_subject: dict[str, list[Event]] = {}
         #: What was answered to each submission, by its sequence.
         self.answers: dict[int, Answer] = {}
+        #: How many answers each submission has got.
+        self.answered: Counter[int] = Counter()
         #: How many events of each type there are.
         self.count: Counter[str] = Counter()
         self._log = JetStreamLog(connection)
@@ -75,6 +77,7 @@ class Watch:
         self.by_subject.setdefault(event.stored.subject, []).append(event)
         if isinstance(event.data, Answer):
             self.answers.setdefault(event.data.submission_seq, event.data)
+            self.answered[event.data.submission_seq] += 1
         self.count[event.data.TYPE if isinstance(event.data, Fact) else type(event.data).__name__] += 1
         for look, future in self._waits:
             if not future.done() and look():
@@ -98,6 +101,13 @@ class Watch:
 
     def ends(self, job: str) -> list[Fact]:
         return [e.data for e in self.by_subject.get(subjects.job(job), []) if isinstance(e.data, ENDS)]
+
+    def after_end(self, job: str) -> list[str]:
+        """What stands on the job's subject after its end and is no note."""
+        events = self.by_subject.get(subjects.job(job), [])
+        place = next((n for n, event in enumerate(events) if isinstance(event.data, ENDS)), len(events))
+        later = events[place + 1 :]
+        return [_name(e) for e in later if isinstance(e.data, Fact) and not is_note(e.data)]
 
     def ended(self) -> int:
         return sum(self.count[kind.TYPE] for kind in ENDS)

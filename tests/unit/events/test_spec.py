@@ -310,3 +310,21 @@ def test_any_damage_to_a_good_body_is_answered(data: st.DataObject) -> None:
     length = data.draw(st.integers(0, 5))
 
     keep_sane(parse_submission(good[:place] + data.draw(st.binary(max_size=5)) + good[place + length :]))
+
+
+def test_a_problem_repeats_little_of_what_was_sent() -> None:
+    """Its rejection must fit into a message as the submission did."""
+    long = "k" * 1_000_000
+    for raw in (
+        {"model": "m", "prompt": "x", long: 1},
+        {"model": "m", "prompt": "x", "need": {long: 1}},
+        {"model": "m", "prompt": "x", "labels": {long: 1}},
+        {"model": long, "prompt": "x"},
+        {"specversion": "1.0", "type": "gpuq.job.submitted.v1", "id": long, "data": {"model": "m", "prompt": "x"}},
+        {"specversion": "1.0", "type": long, "id": "1", "data": {"model": "m", "prompt": "x"}},
+        {"specversion": "1.0", "type": "gpuq.job.submitted.v1", "id": "1", "data": {long: 1}},
+    ):
+        found = parse_submission(msgspec.json.encode(raw))
+
+        assert isinstance(found, tuple)
+        assert len(msgspec.json.encode(found)) < 1_000

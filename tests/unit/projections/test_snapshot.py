@@ -102,7 +102,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda body: body[:-1], "corrupt"),
     "empty": (lambda body: b"", "corrupt"),
     "zeros": (lambda body: b"\x00" * 50, "corrupt"),
-    "changed": (lambda body: body.replace(b"h1", b"h9"), "digest does not match"),
+    "changed": (lambda body: body[:-1] + bytes([body[-1] ^ 0xFF]), "digest does not match"),
 }
 
 

@@ -9,14 +9,16 @@ from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
 from gpukeeper.scheduler.feasible import Option, lists_model
-from gpukeeper.scheduler.live import Live
+from gpukeeper.scheduler.live import HostLive, Live
 
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
 _DENIED_FIRST_S = 5.0
 _DENIED_LIMIT_S = 60.0
 _DENIED_DOUBLINGS_MAX = 4
 
+#: Why a place cannot begin now, where the router tells these reasons apart.
 NO_FREE_SLOT = "no free slot"
+TOO_LITTLE_MEMORY = "too little free memory"
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -76,6 +78,8 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
     reading = evidence.runtime(runtime.name) if evidence else None
     resident = [model.model for model in (reading.resident or ())] if reading else []
     warm = lists_model(resident, job.model)
+    if why_not is None and not warm:
+        why_not = _too_little_memory(job, option, evidence)
     if runtime.healthy:
         terms["runtime_up"] = weights.runtime_up
     if warm:
@@ -98,6 +102,17 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         unavailable=why_not,
     )
     return Ranked(option, candidate)
+
+
+def _too_little_memory(job: Job, option: Option, evidence: HostLive | None) -> str | None:
+    """Whether the last heartbeat already says that the agent would refuse. What it does not say, the agent reads."""
+    reading = evidence.device(option.device.id) if evidence else None
+    if job.vram_mb is None or reading is None or reading.free_mb is None:
+        return None
+    usable_mb = reading.free_mb - option.device.headroom_mb
+    if job.vram_mb <= usable_mb:
+        return None
+    return f"{TOO_LITTLE_MEMORY}: {usable_mb} of {reading.total_mb} MB usable, {job.vram_mb} MB asked"
 
 
 def best(ranked: list[Ranked], origin: str | None) -> Ranked | None:

@@ -14,7 +14,7 @@ from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Option, Want, options
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.rank import NO_FREE_SLOT, Ranked, best, rank
+from gpukeeper.scheduler.rank import NO_FREE_SLOT, TOO_LITTLE_MEMORY, Ranked, best, rank
 
 #: How many candidates a `routed` fact shows.
 _CANDIDATES_SHOWN_MAX = 16
@@ -77,6 +77,8 @@ def _verdict(ranked: list[Ranked]) -> Verdict:
     )
     if any(why == NO_FREE_SLOT for why in reasons):
         return Verdict(Reason.CAPACITY, "every device that could take it is in use")
+    if any(why.startswith(TOO_LITTLE_MEMORY) for why in reasons):
+        return Verdict(Reason.CAPACITY, shown)
     if any(why.startswith("it denied the job") for why in reasons):
         return Verdict(Reason.DENIED, shown)
     return Verdict(Reason.NO_ROUTE, shown)

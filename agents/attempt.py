@@ -28,10 +28,11 @@ from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import HostRoom, Slot
 from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
-from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded
+from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded, patiently
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.device import Claimed, Released
+from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.objects import put_body
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, ResidentModel, RuntimeReading
@@ -39,16 +40,22 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import ModelLoaded, Suspect
 from gpukeeper.events.spec import INLINE_BYTES_MAX
 from gpukeeper.events.work import JobResult
+from gpukeeper.projections.host import Suspicion, why_suspect
 from gpukeeper.projections.hostview import PendingRoute
 
 _log = structlog.get_logger("gpukeeper.attempt")
 
 MB = 1_048_576
+_FENCED = "the claim was ended by somebody else; the scheduler gives the job its end"
 _PROGRESS_EVERY_S = 5.0
 _PARTIAL_CHARS_MAX = 8_192
 #: A slot stays taken this long after a stop was asked for, unless the runtime is proven idle before.
 _STOP_PROOF_LIMIT_S = 30.0
 _STOP_PROOF_EVERY_S = 0.25
+#: A watch that broke begins again after this long.
+_WATCH_AGAIN_S = 1.0
+#: What was seen longer ago is looked at again before an admission rests on it.
+_EVIDENCE_AGE_MAX_S = 5.0
 
 
 class Stop(StrEnum):
@@ -85,7 +92,8 @@ class Attempt:
         self.released = False
         self._held = HeldJob(room.recorder, route.job, route.job_seq)
         self._work_task: asyncio.Task[Fact] | None = None
-        self._began_s = time.monotonic()
+        self._watcher: asyncio.Task[None] | None = None
+        self._note: asyncio.Task[None] | None = None
         self._load_s: float | None = None
         self._first_byte_s: float | None = None
         self._run_began_s: float | None = None
@@ -106,16 +114,24 @@ class Attempt:
         )
 
     def stop(self, why: Stop) -> None:
-        """End the work in hand, for this reason; the first reason stays. The claim is released in order."""
-        if self.stop_reason is None or why is Stop.FENCED:
+        """End the work in hand, for this reason; the first reason stays, but for a claim that is no more.
+
+        The work is told once: who is told again while it tidies up would leave that undone.
+        """
+        first = self.stop_reason is None
+        if first or why is Stop.FENCED:
             self.stop_reason = why
-        if self._work_task is not None:
+        if first and self._work_task is not None:
             self._work_task.cancel()
 
     # --- the whole
 
     async def run(self) -> None:
-        """Go through all steps. Returns when the slot is given back."""
+        """Go through all steps. Returns when the slot is given back.
+
+        Cancelling it is for an agent that is torn down: the claim stays, and whoever comes next ends it.
+        """
+        asked_at = asyncio.get_running_loop().time()
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.inventory.read(self.slot.device.id))
@@ -125,15 +141,34 @@ class Attempt:
                 return
             try:
                 body = await body_task
-                await self._hold(body, await look_task, await read_task)
+                look, reading = await look_task, await read_task
+                if asyncio.get_running_loop().time() - asked_at > _EVIDENCE_AGE_MAX_S:
+                    look, reading = await asyncio.gather(
+                        self.room.residency(self.provider), self.room.inventory.read(self.slot.device.id)
+                    )
+                await self._hold(body, look, reading)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._context(), why=error.message)
-            finally:
-                await self._release()
+            except NotRecorded as error:
+                _log.error("attempt_not_recorded", **self._context(), why=error.message)
+            except Exception as fault:  # noqa: BLE001
+                await self._fail(fault)
+            await self._release()
         finally:
+            if self._note is not None:
+                self._note.cancel()
+                await asyncio.gather(self._note, return_exceptions=True)
             for task in helpers:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _fail(self, fault: Exception) -> None:
+        """A fault of our own ends this job, not the agent and every other job with it."""
+        _log.error("attempt_fault", **self._context(), exc_info=fault)
+        try:
+            await self._end(endings.failed(self._so_far(), Reason.INTERNAL, f"{type(fault).__name__}: {fault}"[:2000]))
+        except (Superseded, NotRecorded) as error:
+            _log.warning("attempt_fault_not_recorded", **self._context(), why=error.message)
 
     def _context(self) -> dict[str, object]:
         return {
@@ -164,13 +199,18 @@ class Attempt:
     async def _release(self) -> None:
         self.released = True
         self.room.ledger = self.room.ledger.release(self.epoch)
-        await self.room.outputs.end(self.route.job)
+        await self.room.outputs.end(self.route.job, self.route.attempt)
+        if self.stop_reason is Stop.FENCED:
+            # The claim has been ended already.
+            return
         released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
         await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
 
     async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, reading: DeviceReading) -> None:
         """Everything between the claim and the release."""
-        watcher = asyncio.create_task(self._watch_job())
+        if self.stop_reason is not None:
+            raise Superseded(f"stopped before admission: {self.stop_reason}")
+        watch = asyncio.get_running_loop().call_later(self.room.watch_after_s, self._begin_watch)
         try:
             if isinstance(body, BodyMissing):
                 await self._end(endings.failed(self._so_far(), Reason.BODY_MISSING, body.detail))
@@ -181,23 +221,31 @@ class Attempt:
             self._work_task = asyncio.create_task(self._work(body, look, reading, resident))
             if self.stop_reason is not None:
                 self._work_task.cancel()
-            end = await self._outcome(self._work_task)
-            await self._end(end)
+            await self._end(await self._outcome(self._work_task))
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
         finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            watch.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+                await asyncio.gather(self._watcher, return_exceptions=True)
+
+    def _begin_watch(self) -> None:
+        """Most jobs are over before this: a consumer of their own would cost more than they do."""
+        self._watcher = asyncio.create_task(self._watch_job())
 
     async def _watch_job(self) -> None:
-        """After a moment, follow the job's own subject: that is how a wish for its end is heard."""
-        await asyncio.sleep(self.room.watch_after_s)
-        follower = await self.room.follow_job(self.route.job, self._held.seq, self._on_job_event)
-        try:
-            await asyncio.shield(follower.broken)
-        finally:
-            await follower.stop()
+        """Follow the job's own subject: that is how a wish for its end is heard."""
+        while True:
+            follower = await self.room.follow_job(self.route.job, self._held.seq, self._on_job_event)
+            try:
+                await asyncio.shield(follower.broken)
+            except LogUnavailable as error:
+                _log.warning("job_not_watched", **self._context(), why=error.message)
+                await asyncio.sleep(_WATCH_AGAIN_S)
+            finally:
+                await follower.stop()
 
     def _on_job_event(self, fact: Fact) -> None:
         if isinstance(fact, facts.CancelRequested):
@@ -210,7 +258,10 @@ class Attempt:
         self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
     ) -> bool:
         """Decide on live readings, and take the right to execute. False: denied, and said so."""
-        decision = await self._decide(body, look, reading, resident)
+        need = await self._need(body, look, resident)
+        if self.stop_reason is Stop.FENCED:
+            raise Superseded(_FENCED)
+        decision = self._decide(need, look, reading, resident)
         evidence: dict[str, Any] = {
             "job": self.route.job,
             "host": self.room.host,
@@ -239,20 +290,29 @@ class Attempt:
         self.phase = "admitted"
         return True
 
-    async def _decide(
-        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+    async def _need(self, body: Body, look: RuntimeReading, resident: ResidentModel | None) -> Need | None:
+        """What the model takes: as declared, else as the runtime reports, else nobody knows."""
+        if body.vram_mb is not None:
+            return Need(vram_mb=body.vram_mb, source="declared")
+        if resident is not None or not look.healthy or look.resident is None:
+            return None
+        size = await self.provider.model_bytes(body.model)
+        return None if size is None else Need(vram_mb=-(-size // MB), source="reported")
+
+    def _decide(
+        self, need: Need | None, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
     ) -> Admit | Deny:
+        """Waits for nothing, so that what is reserved here is reserved before another attempt decides."""
         device = self.slot.device
         ledger = self.room.ledger = self.room.ledger.seen_in(reading)
         reserved_mb = ledger.unseen_mb(reading)
-        need = None if body.vram_mb is None else Need(vram_mb=body.vram_mb, source="declared")
 
         def deny(reason: Reason, detail: str) -> Deny:
             return Deny(
                 reason=reason,
                 detail=detail,
-                need_mb=body.vram_mb,
-                need_source="declared" if need else "",
+                need_mb=None if need is None else need.vram_mb,
+                need_source="" if need is None else need.source,
                 reserved_mb=reserved_mb,
                 headroom_mb=device.headroom_mb,
                 usable_mb=None,
@@ -263,10 +323,6 @@ class Attempt:
         if look.resident is None:
             # Not knowing what it holds is not the same as its holding nothing.
             return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
-        if need is None and resident is None:
-            size = await self.provider.model_bytes(body.model)
-            if size is not None:
-                need = Need(vram_mb=-(-size // MB), source="reported")
         return admit(
             device=device,
             reading=reading,
@@ -284,7 +340,7 @@ class Attempt:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if not work.cancelled():
-                # The whole agent is being torn down: the claim stays, and whoever comes next ends it.
+                # The whole agent is being torn down.
                 work.cancel()
                 raise
             await self._prove_stopped()
@@ -295,14 +351,15 @@ class Attempt:
         except ClockExpired as expired:
             await self._prove_stopped()
             return endings.expired(self._so_far(), expired)
-        except (Superseded, NotRecorded):
-            raise
         except RuntimeFailure as failure:
-            return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
-        except Exception as fault:  # noqa: BLE001
-            # A fault of our own ends this job, not the agent and every other job with it.
-            _log.exception("attempt_fault", **self._context())
-            return endings.failed(self._so_far(), Reason.INTERNAL, f"{type(fault).__name__}: {fault}")
+            if self.stop_reason is None:
+                return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
+            # It was told to stop, and this is how it took that.
+            await self._prove_stopped()
+            return await self._stopped_end()
+        except Exception:
+            await self._prove_stopped()
+            raise
 
     async def _work(
         self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
@@ -338,16 +395,17 @@ class Attempt:
         """Bring the model in, within the load clock, and look again."""
         self.phase = "loading"
         clock = self.route.clocks.load
-        began_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began, began_s = loop.time(), time.monotonic()
         try:
             async with asyncio.timeout(clock.limit_s):
                 await self.provider.load(body.model, on_cpu=self.slot.device.kind == "cpu", work=body.work)
                 self._load_s = round(time.monotonic() - began_s, 4)
                 look = await self.room.residency(self.provider)
         except TimeoutError:
-            raise ClockExpired("load", clock, time.monotonic() - began_s) from None
-        loaded_at = now()
-        self.room.ledger = self.room.ledger.loaded(self.epoch, loaded_at)
+            raise ClockExpired("load", clock, loop.time() - began) from None
+        self.phase = "loaded"
+        self.room.ledger = self.room.ledger.loaded(self.epoch, now())
         after = await self.room.inventory.read(self.slot.device.id)
         await self.room.runtime_subject(self.provider.config.name).append(
             ModelLoaded(
@@ -375,7 +433,6 @@ class Attempt:
             facts.PlacementFailed(**self._placement(body, verdict), reason=verdict.reason), epoch=self.epoch
         )
         name = self.provider.config.name
-        self.room.suspects[name] = body.model
         suspect = Suspect(
             host=self.room.host,
             runtime=name,
@@ -383,7 +440,9 @@ class Attempt:
             job=self.route.job,
             reason=verdict.reason,
             detail=verdict.detail,
+            device=self.slot.device.id,
         )
+        self.room.suspects[name] = Suspicion(body.model, self.slot.device.id, why_suspect(suspect))
         await self.room.runtime_subject(name).append(suspect, job=self.route.job)
         return endings.failed(self._so_far(), verdict.reason, verdict.detail)
 
@@ -405,7 +464,8 @@ class Attempt:
                     name = "idle"
                     limit.reschedule(min(run_until, last + clocks.idle.limit_s))
                     if self._first_byte_s is None:
-                        self._first_byte_s = round(last - began, 4)
+                        # Not by the loop's clock, which may be as coarse as a millisecond.
+                        self._first_byte_s = round(time.monotonic() - self._run_began_s, 4)
                     if isinstance(item, Done):
                         result = item.result
                         break
@@ -413,9 +473,9 @@ class Attempt:
                     self.last_progress_at = now_rfc3339()
                     if item.text:
                         await self.room.outputs.push(self.route.job, item.text)
-                    if last - progress_at >= _PROGRESS_EVERY_S:
+                    if last - progress_at >= _PROGRESS_EVERY_S and self._noted():
                         progress_at = last
-                        await self._note_progress(last - began)
+                        self._note = asyncio.create_task(self._note_progress(last - began))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -431,6 +491,20 @@ class Attempt:
     def _stream(self, body: Body) -> AsyncGenerator[Token | Done]:
         return self.provider.run(body.model, body.task, body.work, keep_alive_s=self.provider.config.keep_alive_s)
 
+    def _noted(self) -> bool:
+        """Whether the last note is stored. Beside the run, so that a log that is away neither stops it nor its clocks.
+
+        Raises:
+            CancelWanted, Superseded: what the note met.
+        """
+        if self._note is None:
+            return True
+        if not self._note.done():
+            return False
+        note, self._note = self._note, None
+        note.result()
+        return True
+
     async def _note_progress(self, elapsed_s: float) -> None:
         note = facts.Progress(job=self.route.job, epoch=self.epoch, tokens=self.tokens, elapsed_s=round(elapsed_s, 3))
         await self._held.append(note, epoch=self.epoch)
@@ -442,12 +516,14 @@ class Attempt:
         """
         if self.phase not in ("loading", "running"):
             return
-        give_up_s = time.monotonic() + _STOP_PROOF_LIMIT_S
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _STOP_PROOF_LIMIT_S
         self.phase = "stopping"
-        while time.monotonic() < give_up_s and not self.others_share_runtime():
-            look = await self.provider.look()
-            if look.activity == "idle" or (look.activity == "unknown" and look.healthy):
-                return
+        while loop.time() < give_up_at:
+            if not self.others_share_runtime():
+                look = await self.provider.look()
+                if look.activity == "idle":
+                    return
             await asyncio.sleep(_STOP_PROOF_EVERY_S)
 
     def _placement(self, body: Body, verdict: Verdict) -> dict[str, Any]:
@@ -470,14 +546,20 @@ class Attempt:
     # --- the end
 
     async def _end(self, fact: Fact) -> None:
-        """Append the end; where the job moved on without us, say what became of the attempt."""
+        """Append the end; where the claim is no more or the job moved on without us, say what became of the attempt."""
+        fenced = self.stop_reason is Stop.FENCED
         try:
-            await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
-        except Superseded:
-            late = late_result(fact)
-            if late is not None:
-                await self._held.append_late(late, epoch=self.epoch)
-            raise
+            if not fenced:
+                await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+                return
+        except Superseded as error:
+            why = error
+        else:
+            why = Superseded(_FENCED)
+        late = late_result(fact)
+        if late is not None:
+            await self._held.append_late(late, epoch=self.epoch)
+        raise why
 
     def _so_far(self) -> SoFar:
         """What the attempt has come to, for the fact that ends it."""
@@ -487,14 +569,14 @@ class Attempt:
             epoch=self.epoch,
             attempt=self.route.attempt,
             timings=facts.Timings(load_s=self._load_s, first_byte_s=self._first_byte_s, run_s=run_s),
-            partial=self.room.outputs.text(self.route.job)[-_PARTIAL_CHARS_MAX:] or None,
+            partial=self.room.outputs.text(self.route.job, self.route.attempt)[-_PARTIAL_CHARS_MAX:] or None,
         )
 
     async def _succeeded(self, result: JobResult) -> Fact:
         body = msgspec.json.encode(result)
         ref = None
         if len(body) > INLINE_BYTES_MAX:
-            ref = await self.room.patiently(lambda: put_body(self.room.payloads, body))
+            ref = await patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
     async def _stopped_end(self) -> Fact:
@@ -506,5 +588,5 @@ class Attempt:
             if self._run_began_s is not None:
                 # The runtime had the job: whoever reads that it is lost wants to know what became of it.
                 await self._held.append_late(endings.fenced(so_far), epoch=self.epoch)
-            raise Superseded("the claim was ended by somebody else; the scheduler gives the job its end")
+            raise Superseded(_FENCED)
         return endings.handed_back(so_far, started=self._run_began_s is not None)

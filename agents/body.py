@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.agents.room import HostRoom
+from gpukeeper.agents.writer import patiently
 from gpukeeper.events.objects import get_body
 from gpukeeper.events.spec import Submission, parse_submission
 from gpukeeper.events.work import Task, Work
@@ -27,7 +28,7 @@ class BodyMissing(msgspec.Struct, frozen=True):
 
 async def fetch_body(room: HostRoom, submission_seq: int) -> Body | BodyMissing:
     """Read the body of the job that was submitted at ``submission_seq``."""
-    stored = await room.patiently(lambda: room.log.get(submission_seq))
+    stored = await patiently(lambda: room.log.get(submission_seq))
     parsed = None if stored is None else parse_submission(stored.body)
     if not isinstance(parsed, Submission):
         return BodyMissing(f"no readable submission at sequence {submission_seq}")
@@ -35,7 +36,7 @@ async def fetch_body(room: HostRoom, submission_seq: int) -> Body | BodyMissing:
     ref = spec.body
     if ref is None:
         return Body(parsed.task, spec.model, spec, spec.need.vram_mb)
-    raw = await room.patiently(lambda: get_body(room.payloads, ref))
+    raw = await patiently(lambda: get_body(room.payloads, ref))
     if raw is None:
         return BodyMissing(f"object {ref.object} is gone or was changed")
     try:

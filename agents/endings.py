@@ -71,7 +71,7 @@ def expired(so_far: SoFar, passed: ClockExpired) -> facts.Expired:
         job=so_far.job,
         clock=passed.name,
         limit_s=passed.clock.limit_s,
-        source=passed.clock.source,
+        source=passed.clock.set_by,
         elapsed_s=round(passed.elapsed_s, 3),
         epoch=so_far.epoch,
         partial=so_far.partial,

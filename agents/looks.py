@@ -35,7 +35,11 @@ class FreshLooks:
                 # Let everybody who is about to ask in this turn of the loop share the look.
                 await asyncio.sleep(0)
                 answer, self._next = self._next, None
-                reading = await self._provider.residency()
-                answer.set_result(reading)
+                try:
+                    answer.set_result(await self._provider.residency())
+                except Exception as fault:  # noqa: BLE001
+                    # A provider that breaks its word: everybody who asked hears of it, and the next look goes on.
+                    answer.set_exception(fault)
+                    answer.exception()
         finally:
             self._running = None

@@ -5,7 +5,7 @@ Nothing here is a fact: the result is an event. A viewer that came late or lost 
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import msgspec
@@ -13,13 +13,16 @@ import nats.errors
 import structlog
 
 from gpukeeper.events import subjects
-from gpukeeper.events.connection import Connection
 
 _log = structlog.get_logger("gpukeeper.outputs")
 
 _KEPT_JOBS_MAX = 256
 _KEPT_CHARS_MAX = 4_194_304
-_SERVED_CHARS_MAX = 200_000
+#: A character takes up to six bytes in JSON, and a message holds 2^20.
+_SERVED_CHARS_MAX = 150_000
+
+#: Takes a subject and bytes: a plain publish, not stored.
+Publish = Callable[[str, bytes], Awaitable[None]]
 
 
 class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,9 +47,9 @@ class _Buffer:
         self.attempt = attempt
         self.parts: list[str] = []
         self.chars = 0
-        self.done = False
         #: Text beyond the limit is not kept; viewers that listen still get it, and the result has it all.
-        self.cut = False
+        self.kept_chars = 0
+        self.done = False
 
 
 _encode = msgspec.json.Encoder().encode
@@ -56,19 +59,18 @@ _decode_request = msgspec.json.Decoder(OutputRequest).decode
 class Outputs:
     """The texts of this host's recent jobs."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, publish: Publish) -> None:
+        self._publish_bytes = publish
+        #: By job, the oldest first.
         self._buffers: dict[str, _Buffer] = {}
-        self._order: deque[str] = deque()
 
     def begin(self, job: str, attempt: int) -> None:
-        """A new attempt starts with no text."""
-        if job in self._buffers:
-            self._order.remove(job)
+        """A new attempt starts with no text. The oldest texts of jobs that are over are forgotten beyond a limit."""
+        self._buffers.pop(job, None)
+        over = [known for known, buffer in self._buffers.items() if buffer.done]
+        for old in over[: max(0, len(self._buffers) + 1 - _KEPT_JOBS_MAX)]:
+            del self._buffers[old]
         self._buffers[job] = _Buffer(attempt)
-        self._order.append(job)
-        while len(self._order) > _KEPT_JOBS_MAX:
-            del self._buffers[self._order.popleft()]
 
     async def push(self, job: str, text: str) -> None:
         """Some text was generated."""
@@ -77,25 +79,24 @@ class Outputs:
         buffer.chars += len(text)
         if buffer.chars <= _KEPT_CHARS_MAX:
             buffer.parts.append(text)
-        else:
-            buffer.cut = True
+            buffer.kept_chars = buffer.chars
         await self._publish(chunk)
 
-    async def end(self, job: str) -> None:
+    async def end(self, job: str, attempt: int) -> None:
         """The attempt is over: viewers stop listening and read the job's end from the log."""
         buffer = self._buffers.get(job)
-        if buffer is not None and not buffer.done:
+        if buffer is not None and buffer.attempt == attempt and not buffer.done:
             buffer.done = True
             await self._publish(Chunk(job, buffer.attempt, buffer.chars, done=True))
 
-    def text(self, job: str) -> str:
-        """What was generated so far."""
+    def text(self, job: str, attempt: int) -> str:
+        """What this attempt generated so far."""
         buffer = self._buffers.get(job)
-        return "" if buffer is None else "".join(buffer.parts)
+        return "" if buffer is None or buffer.attempt != attempt else "".join(buffer.parts)
 
     async def _publish(self, chunk: Chunk) -> None:
         try:
-            await self._connection.client.publish(subjects.out(chunk.job), _encode(chunk))
+            await self._publish_bytes(subjects.out(chunk.job), _encode(chunk))
         except (nats.errors.Error, OSError) as error:
             # Viewers ask again from their offset.
             _log.debug("output_not_published", job=chunk.job, error=str(error))
@@ -110,5 +111,6 @@ class Outputs:
         if buffer is None:
             return _encode({"error": f"no text of job {wanted.job!r} here"})
         text = "".join(buffer.parts)[wanted.offset : wanted.offset + _SERVED_CHARS_MAX]
-        last = buffer.done and wanted.offset + len(text) >= buffer.chars
+        # Beyond what was kept there is nothing to wait for either: the job's result has it all.
+        last = buffer.done and wanted.offset + len(text) >= buffer.kept_chars
         return _encode(Chunk(wanted.job, buffer.attempt, wanted.offset, text, done=last))

@@ -23,18 +23,18 @@ DEVICE_SHARE_MIN = 0.5
 #: Readings are in whole MB and memory is given out in pages: a smaller claim cannot be seen on the device.
 DEVICE_GRAIN_MB = 4
 
-VramSource = Literal["runtime", "process", "none"]
-DeviceSource = Literal["rise", "use", "not measured", "unknown"]
+VramEvidence = Literal["runtime", "process", "none"]
+DeviceEvidence = Literal["rise", "use", "not measured", "unknown"]
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """Where the figures of a verdict come from."""
 
     #: ``runtime``: its own word; ``process``: the device's count of what the runtime's process holds.
-    vram: VramSource = "none"
+    vram: VramEvidence = "none"
     #: ``rise``: used memory before and after the load; ``use``: after it, where nothing had to be loaded;
     #: ``not measured``: a declared device or the CPU; ``unknown``: a reading that failed or is missing.
-    device: DeviceSource = "unknown"
+    device: DeviceEvidence = "unknown"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +57,10 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     size: int | None
     vram: int | None
-    vram_source: VramSource
+    vram_source: VramEvidence
     before_mb: int | None
     after_mb: int | None
-    device: DeviceSource
+    device: DeviceEvidence
 
     @property
     def ratio(self) -> float | None:
@@ -131,6 +131,8 @@ def judge(
         min_ratio: the share of the model that must be in VRAM, over 0 and at most 1.
     """
     vram = resident.vram_bytes if resident is not None else None
+    # A figure that is there is judged, whoever was not expected to give it.
+    reports_vram = reports_vram or vram is not None
     if not reports_vram and process_use_mb is not None:
         vram = process_use_mb * MB
     case = _Case(
@@ -195,7 +197,7 @@ def _judge_device(case: _Case, share: str, before: DeviceReading | None, after: 
 
 def _device_source(
     intended: DeviceKind, before: DeviceReading | None, after: DeviceReading | None, *, was_resident: bool
-) -> DeviceSource:
+) -> DeviceEvidence:
     if intended == "cpu" or (after is not None and after.source == "static"):
         return "not measured"
     if _used_mb(after) is None:

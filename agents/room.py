@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 import msgspec
-import structlog
 
 from gpukeeper.agents.admission import Ledger
 from gpukeeper.agents.devices.inventory import Inventory
@@ -17,21 +15,16 @@ from gpukeeper.agents.looks import FreshLooks
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.processes import listener_pid
 from gpukeeper.agents.runtimes.port import Provider
-from gpukeeper.agents.writer import OwnSubject
+from gpukeeper.agents.writer import OwnSubject, patiently
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import decode
-from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
 from gpukeeper.events.recorder import Recorder
+from gpukeeper.projections.host import Suspicion
 from gpukeeper.projections.hostview import HostView
-
-_log = structlog.get_logger("gpukeeper.agent")
-
-_PAUSE_S = 1.0
-_Answer = TypeVar("_Answer")
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -68,8 +61,8 @@ class HostRoom:
         self.outputs = outputs
         self.view = view
         self.ledger = Ledger()
-        #: Runtimes whose last placement check failed, and the model it was about.
-        self.suspects: dict[str, str] = {}
+        #: Runtimes whose last placement check failed, this agent's or its predecessor's.
+        self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
         self._looks: dict[str, FreshLooks] = {}
@@ -101,17 +94,7 @@ class HostRoom:
             if isinstance(data, Fact):
                 on_fact(data)
 
-        return await self.patiently(lambda: self.log.follow(on_stored, after=after, subjects=(subjects.job(job),)))
-
-    async def patiently(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Ask again while the log is away. Who waits here holds a claim: it lapses when that takes too long, and the
-        attempt then learns from its next append that it was superseded."""
-        while True:
-            try:
-                return await ask()
-            except LogUnavailable as error:
-                _log.warning("log_away", error=error.message)
-                await asyncio.sleep(_PAUSE_S)
+        return await patiently(lambda: self.log.follow(on_stored, after=after, subjects=(subjects.job(job),)))
 
     # --- slots
 

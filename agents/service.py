@@ -89,13 +89,15 @@ class AgentService:
             Stamp(source=f"/site/{config.site}/agent/{config.host}", new_id=new_id, now=now_rfc3339),
         )
         self._inventory = Inventory(config, now=now)
-        self._outputs = Outputs(connection)
+        self._outputs = Outputs(connection.client.publish)
         self._providers: dict[str, Provider] = {}
         self._attempts: dict[int, Attempt] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
         #: Routes that were claimed and are over, until their claims come back through the log.
         self._claimed: set[int] = set()
         self._stopping = False
+        #: Sequence of our own `joined` fact.
+        self._joined_seq = 0
         self._fenced = asyncio.Event()
         self._room: HostRoom | None = None
         self._host_subject: OwnSubject | None = None
@@ -220,7 +222,7 @@ class AgentService:
         )
         if self._host_subject is None:
             self._host_subject = OwnSubject(self._recorder, subjects.host(room.host), room.host, room.view.host_seq)
-        await self._host_subject.append(joined)
+        self._joined_seq = await self._host_subject.append(joined)
         await self._end_predecessors_claims()
         room.open_slots(device for device in surveyor.devices if device.unschedulable is None)
         await surveyor.beat()
@@ -324,7 +326,7 @@ class AgentService:
         """Something about this host was stored."""
         if self._room is None:
             return
-        if view.instance_id not in ("", self.instance_id) and self.room.view.host_seq == view.seq:
+        if self._joined_seq and view.joined_seq > self._joined_seq and view.instance_id != self.instance_id:
             self._fenced.set()
         for attempt in self._attempts.values():
             claims = view.claims.get(attempt.slot.device.id, {})

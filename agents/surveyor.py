@@ -12,6 +12,7 @@ import structlog
 
 from gpukeeper.agents.config import AgentConfig
 from gpukeeper.agents.devices.port import Device
+from gpukeeper.agents.placement import judge
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.events import subjects
@@ -21,6 +22,7 @@ from gpukeeper.events.device import Appeared, Changed
 from gpukeeper.events.log import Appended, Log, Record
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, Heartbeat, RuntimeReading
 from gpukeeper.events.runtime import HealthChanged, Registered
+from gpukeeper.projections.host import Suspicion
 
 _log = structlog.get_logger("gpukeeper.surveyor")
 
@@ -88,6 +90,7 @@ class Surveyor:
     async def _survey(self) -> None:
         """Look at every device and runtime at once, and tell the log what is another than before."""
         names = list(self._providers)
+        suspects = dict(self._room.suspects)
         readings, looks = await asyncio.gather(
             self._room.inventory.read_all(), asyncio.gather(*(self._providers[name].look() for name in names))
         )
@@ -96,7 +99,11 @@ class Surveyor:
         for device in self.devices:
             await self._tell_device(device, readings.get(device.id))
         for name, look in self.looks.items():
-            await self._tell_runtime(name, look)
+            # A suspicion that came up meanwhile is about what this look may not have seen yet.
+            suspicion = self._room.suspects.get(name)
+            known = suspicion is not None and suspicion is suspects.get(name)
+            cleared = known and suspicion is not None and await self._clears(name, look, suspicion)
+            await self._tell_runtime(name, look, cleared=cleared)
 
     async def _tell_device(self, device: Device, reading: DeviceReading | None) -> None:
         state = "unknown" if reading is None else reading.state
@@ -108,36 +115,48 @@ class Surveyor:
         self._told_devices[device.id] = state
         _log.warning("device_changed", device=device.id, state=state, detail=detail)
 
-    async def _tell_runtime(self, name: str, look: RuntimeReading) -> None:
-        cleared = self._clears_suspicion(name, look)
+    async def _tell_runtime(self, name: str, look: RuntimeReading, *, cleared: bool) -> None:
         known = (look.healthy, look.models)
         if self._told_runtimes.get(name) == known and not cleared:
             return
+        suspicion = self._room.suspects.get(name)
+        if cleared:
+            del self._room.suspects[name]
+            suspicion = None
         health = HealthChanged(
             host=self._room.host,
             runtime=name,
             healthy=look.healthy,
             models=look.models,
             detail=look.error or "",
+            suspect=None if suspicion is None else suspicion.why,
         )
         await self._room.runtime_subject(name).append(health)
         self._told_runtimes[name] = known
-        if cleared:
-            del self._room.suspects[name]
         _log.info("runtime_seen", runtime=name, healthy=look.healthy, models=look.models, detail=look.error)
 
-    def _clears_suspicion(self, name: str, look: RuntimeReading) -> bool:
-        """A suspect runtime is trusted again when the model that failed is gone, or sits where it should."""
-        model = self._room.suspects.get(name)
-        if model is None or not look.healthy or look.resident is None:
+    async def _clears(self, name: str, look: RuntimeReading, suspicion: Suspicion) -> bool:
+        """A suspect runtime is trusted again when the model that failed is gone, or passes the check it failed."""
+        if not look.healthy or look.resident is None:
             return False
         provider = self._providers[name]
-        row = provider.find(look, model)
-        if row is None:
+        row = provider.find(look, suspicion.model)
+        device = next((one for one in self.devices if one.id == suspicion.device), None)
+        if row is None or device is None:
             return True
-        if not row.size_bytes or row.vram_bytes is None:
-            return False
-        return row.vram_bytes / row.size_bytes >= provider.config.min_vram_ratio
+        reading = self.readings.get(device.id)
+        verdict = judge(
+            intended=device.kind,
+            model=suspicion.model,
+            resident=row,
+            reports_vram=provider.reports_vram,
+            before=None,
+            after=reading,
+            was_resident=True,
+            process_use_mb=None if reading is None else await self._room.process_use_mb(provider, reading),
+            min_ratio=provider.config.min_vram_ratio,
+        )
+        return verdict.passed
 
     # --- heartbeats
 

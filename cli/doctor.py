@@ -16,12 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 import msgspec
 import nats.errors
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.devices.port import Device
+from gpukeeper.agents.runtimes.http import RuntimeHttp
+from gpukeeper.agents.runtimes.port import RuntimeFailure
 from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded, load_config
 from gpukeeper.cli.credentials import FILE_NAME, CredentialsUnreadable, NoCredentials
@@ -89,7 +90,7 @@ async def run_checks(
         clock_check(datetime.now(UTC)),
     ]
     checks += await nats_checks(config, data, stream_problems)
-    checks += await device_checks(finder(config))
+    checks += await device_checks(finder(config), expected=bool(config.devices) or has_nvidia_hardware())
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
     checks.append(demo_check())
     return tuple(checks)
@@ -228,8 +229,24 @@ async def _skew_check(connection: Connection) -> Check:
     return Check(name=name, ok=True, detail=f"within {SKEW_S_MAX:g} s of this machine's")
 
 
-async def device_checks(finder: DeviceFinder) -> list[Check]:
-    """The devices of this host, and what is wrong with them."""
+def has_nvidia_hardware(pci: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether the machine has an NVIDIA display or 3D controller, driver or not. False where that is not told."""
+    for folder in pci.glob("*"):
+        try:
+            vendor, device_class = ((folder / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:  # unplugged since it was listed
+            continue
+        if vendor == "0x10de" and device_class.startswith(("0x0300", "0x0302")):
+            return True
+    return False
+
+
+async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
+    """The devices of this host, and what is wrong with them.
+
+    A machine without a GPU can still submit jobs and run the scheduler: where no device is ``expected``, that no
+    driver is found is no fault.
+    """
     name = "devices"
     try:
         async with asyncio.timeout(DEVICES_ANSWER_S):
@@ -238,45 +255,49 @@ async def device_checks(finder: DeviceFinder) -> list[Check]:
         detail = f"the driver did not answer within {DEVICES_ANSWER_S:g} s"
         return [Check(name=name, ok=False, detail=detail, fix="look at `nvidia-smi` and the system's log")]
     fix = "install or repair the driver, or declare the device in [[devices]]"
-    checks = [Check(name=name, ok=False, detail=problem, fix=fix) for problem in finder.problems()]
+    fault = False if expected or devices else None
+    checks = [Check(name=name, ok=fault, detail=problem, fix=fix) for problem in finder.problems()]
     usable = [device for device in devices if device.unschedulable is None]
     if usable:
         listed = ", ".join(f"{device.name} ({device.id})" for device in usable)
         return [Check(name=name, ok=True, detail=listed), *checks]
-    # A machine without a GPU can still submit jobs and run the scheduler: only a fault is a fault.
     return checks or [Check(name=name, ok=None, detail="no GPU here: no job can run on this host", fix=fix)]
 
 
 async def runtime_checks(runtimes: Sequence[RuntimeConfig], *, find_runtimes: bool) -> list[Check]:
     """Whether each declared runtime answers; without any, whether there is an Ollama at its usual place."""
-    async with httpx.AsyncClient(timeout=RUNTIME_ANSWER_S, trust_env=False) as client:
-        if runtimes:
-            return list(await asyncio.gather(*(_runtime_check(client, runtime) for runtime in runtimes)))
-        if not find_runtimes:
-            fix = "declare one in [[runtimes]]"
-            return [Check(name="runtimes", ok=None, detail="none declared: no job can run on this host", fix=fix)]
-        usual = RuntimeConfig(name="ollama", provider="ollama", url=_OLLAMA_URL)
-        found = await _runtime_check(client, usual)
-        # Nobody said that it should be there.
-        return [found if found.ok else msgspec.structs.replace(found, ok=None)]
+    if runtimes:
+        return list(await asyncio.gather(*(_runtime_check(runtime) for runtime in runtimes)))
+    if not find_runtimes:
+        fix = "declare one in [[runtimes]]"
+        return [Check(name="runtimes", ok=None, detail="none declared: no job can run on this host", fix=fix)]
+    found = await _runtime_check(RuntimeConfig(name="ollama", provider="ollama", url=_OLLAMA_URL))
+    # Nobody said that it should be there.
+    return [found if found.ok else msgspec.structs.replace(found, ok=None)]
 
 
-async def _runtime_check(client: httpx.AsyncClient, runtime: RuntimeConfig) -> Check:
+async def _runtime_check(runtime: RuntimeConfig) -> Check:
     name = f"runtime {runtime.name}"
-    url = runtime.url.rstrip("/") + _RUNTIME_PATHS[runtime.provider]
+    path = _RUNTIME_PATHS[runtime.provider]
+    url = runtime.url.rstrip("/") + path
     fix = f"start it, or correct url or provider of the runtime {runtime.name}"
     try:
-        # httpx bounds each step; the whole is bounded here, as a server may send a byte at a time.
-        async with asyncio.timeout(2 * RUNTIME_ANSWER_S):
-            answer = await client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        detail = f"{url}: {str(error) or type(error).__name__}"
-        return Check(name=name, ok=False, detail=detail, fix=fix)
-    if answer.status_code == HTTPStatus.OK:
-        return Check(name=name, ok=True, detail=f"{runtime.provider} at {runtime.url}")
-    if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE and runtime.provider == "llamacpp":
-        return Check(name=name, ok=None, detail=f"{url}: still loading its model", fix="wait, and look again")
-    return Check(name=name, ok=False, detail=f"{url}: status {answer.status_code}", fix=fix)
+        http = RuntimeHttp(runtime.url)
+    except ConfigError as error:
+        return Check(name=name, ok=False, detail=f"{url}: {error}", fix=fix)
+    try:
+        async with asyncio.timeout(RUNTIME_ANSWER_S):
+            await http.check(path)
+    except TimeoutError:
+        return Check(name=name, ok=False, detail=f"{url}: no answer within {RUNTIME_ANSWER_S:g} s", fix=fix)
+    except RuntimeFailure as failure:
+        if failure.status == HTTPStatus.SERVICE_UNAVAILABLE and runtime.provider == "llamacpp":
+            return Check(name=name, ok=None, detail=f"{url}: still loading its model", fix="wait, and look again")
+        words = failure.detail if failure.status is None else f"status {failure.status}"
+        return Check(name=name, ok=False, detail=f"{url}: {words}", fix=fix)
+    finally:
+        await http.close()
+    return Check(name=name, ok=True, detail=f"{runtime.provider} at {runtime.url}")
 
 
 def demo_check(module: str = "xllamacpp") -> Check:

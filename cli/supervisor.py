@@ -78,13 +78,16 @@ class Supervisor:
     async def run(self) -> int:
         """Run until stopped; return the exit status of the whole: 0, 1 after a failure, 130 after a stop at once.
 
-        SIGTERM, SIGINT and SIGHUP stop it; a further SIGINT stops it at once. May be called once.
+        SIGTERM, SIGINT and SIGHUP (but under ``nohup``) stop it; a further SIGINT at once. May be called once.
 
         Raises:
             ProcessStuck: a program did not end even after SIGKILL.
         """
         loop = asyncio.get_running_loop()
-        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        # `nohup` ignores SIGHUP, which is a wish to outlive the terminal. A shell also ignores SIGINT for what a
+        # script starts with `&`, which is no wish at all.
+        outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        handled = [number for number in _SIGNALS if number != signal.SIGHUP or not outlives_terminal]
         for number in handled:
             loop.add_signal_handler(number, self._signalled, number)
         keepers = [_Keeper(part, self) for part in self._parts]

@@ -24,7 +24,7 @@ from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded, load_config
 from gpukeeper.cli.datafolder import data_folder
 from gpukeeper.cli.exitcodes import Exit
-from gpukeeper.cli.siteconfig import agent_config, scheduler_config
+from gpukeeper.cli.siteconfig import SiteConfig, agent_config, scheduler_config
 from gpukeeper.events.connection import Connection, connect
 from gpukeeper.events.errors import ConfigError, GpukeeperError, LogUnavailable
 from gpukeeper.events.streams import SiteStreams, ensure_site
@@ -106,7 +106,7 @@ async def _connect(loaded: Loaded, data: Path, name: str) -> Connection:
         try:
             if connection is None:
                 connection = await connect(settings, name=name)
-            await ensure_site(connection, SiteStreams(lease_ttl_s=loaded.config.scheduler.lease_ttl_s))
+            await ensure_site(connection, site_streams(loaded.config))
         except LogUnavailable as error:
             if asyncio.get_running_loop().time() >= give_up_at:
                 if connection is not None:
@@ -120,6 +120,17 @@ async def _connect(loaded: Loaded, data: Path, name: str) -> Connection:
             raise
         else:
             return connection
+
+
+def site_streams(config: SiteConfig) -> SiteStreams:
+    """What the streams are like when they are made."""
+    return SiteStreams(
+        replicas=config.log.replicas,
+        log_max_age_s=config.log.max_age_s,
+        log_max_bytes=config.log.max_bytes,
+        payload_ttl_s=config.log.payload_ttl_s,
+        lease_ttl_s=config.scheduler.lease_ttl_s,
+    )
 
 
 async def until_signalled(stop: asyncio.Event) -> None:

@@ -78,6 +78,10 @@ class Connection:
             task.add_done_callback(self._tasks.discard)
 
 
+#: How long the client may take to close when it never connected.
+_ABANDON_S = 0.25
+
+
 class _NoServer(Exception):
     """Every server was tried once, and this is why the last one would not do."""
 
@@ -140,12 +144,20 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
         async with asyncio.timeout(settings.connect_timeout_s + 1):
             await client.connect(**options)
     except (_NoServer, OSError, TimeoutError, nats.errors.Error) as error:
-        failures = -len(settings.servers)  # what closing reports adds nothing to the reason
-        await client.close()
+        await _abandon(client)
         reason = str(error) or f"no answer within {settings.connect_timeout_s + 1:g} s"
         raise LogUnavailable(f"no NATS server at {shown}: {reason}", servers=shown, reason=reason) from error
     connection = Connection(client)
     return connection
+
+
+async def _abandon(client: Client) -> None:
+    """Close a client that never connected. After a failed TLS handshake it waits for an end that does not come."""
+    try:
+        async with asyncio.timeout(_ABANDON_S):
+            await client.close()
+    except (_NoServer, TimeoutError) as error:
+        _log.debug("nats_client_abandoned", error=str(error) or type(error).__name__)
 
 
 def _credentials(settings: NatsSettings) -> dict[str, Any]:

@@ -7,8 +7,11 @@ from typing import ClassVar
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A frozen value inside facts. Fields of newer versions are ignored when decoded, and kept in the stored bytes."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A frozen value inside facts. It holds no cycles, so the collector need not look.
+
+    Fields of newer versions are ignored when decoded, and kept in the stored bytes.
+    """
 
 
 class Fact(Record, frozen=True, kw_only=True, omit_defaults=True):

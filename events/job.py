@@ -17,7 +17,13 @@ class Clock(Record, frozen=True, kw_only=True):
     """One deadline of a job: how long, and where that was configured."""
 
     limit_s: float
-    source: str
+    #: In words; empty for the built-in default.
+    source: str = ""
+
+    @property
+    def set_by(self) -> str:
+        """Where it was configured, in words."""
+        return self.source or "the built-in default"
 
 
 class Clocks(Record, frozen=True, kw_only=True):

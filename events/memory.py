@@ -31,6 +31,8 @@ class MemoryLog:
         message_bytes_max: int = 1_048_576,
     ) -> None:
         self._messages: list[Stored] = []
+        #: Messages that have aged out, from the first on.
+        self._gone = 0
         self._last_of: dict[str, int] = {}
         self._ids: dict[str, tuple[int, int]] = {}
         self._followers: list[MemoryFollower] = []
@@ -72,6 +74,14 @@ class MemoryLog:
             follower.offer(stored)
         return Appended(stored.seq)
 
+    def age_out(self, seq: int) -> None:
+        """Let every message up to ``seq`` age out. Sequences go on from where they were."""
+        self._gone = max(self._gone, min(seq, len(self._messages)))
+        self._last_of = {subject: last for subject, last in self._last_of.items() if last > self._gone}
+
+    def _after(self, seq: int) -> Sequence[Stored]:
+        return self._messages[max(seq, self._gone) :]
+
     def _require_readable(self) -> None:
         if self.unreadable:
             raise LogUnavailable("the log does not answer")
@@ -79,17 +89,17 @@ class MemoryLog:
     async def last(self, subject: str) -> Stored | None:
         self._require_readable()
         if "*" in subject or ">" in subject:
-            return next((m for m in reversed(self._messages) if matches(subject, m.subject)), None)
+            return next((m for m in reversed(self._after(0)) if matches(subject, m.subject)), None)
         seq = self._last_of.get(subject)
         return self._messages[seq - 1] if seq else None
 
     async def get(self, seq: int) -> Stored | None:
         self._require_readable()
-        return self._messages[seq - 1] if 0 < seq <= len(self._messages) else None
+        return self._messages[seq - 1] if self._gone < seq <= len(self._messages) else None
 
     async def read(self, subject: str, *, after: int = 0) -> Sequence[Stored]:
         self._require_readable()
-        return [m for m in self._messages[max(after, 0) :] if m.subject == subject]
+        return [m for m in self._after(after) if m.subject == subject]
 
     async def last_seq(self) -> int:
         self._require_readable()
@@ -101,7 +111,7 @@ class MemoryLog:
         self._require_readable()
         follower = MemoryFollower(on_stored, after, tuple(subjects), self._followers.remove)
         self._followers.append(follower)
-        for stored in self._messages[max(after, 0) :]:
+        for stored in self._after(after):
             if not newest_only or after or self._last_of[stored.subject] == stored.seq:
                 follower.offer(stored)
         return follower

@@ -22,7 +22,10 @@ class Registered(Fact, frozen=True, kw_only=True):
 
 
 class HealthChanged(Fact, frozen=True, kw_only=True):
-    """Health, catalogue or trust changed. ``models`` is None where the runtime did not say what it has."""
+    """Health, catalogue or trust changed. ``models`` is None where the runtime did not say what it has.
+
+    A suspicion ends with the first of these that names none.
+    """
 
     TYPE: ClassVar[str] = "gpuq.runtime.health_changed.v1"
 
@@ -31,6 +34,8 @@ class HealthChanged(Fact, frozen=True, kw_only=True):
     healthy: bool
     models: tuple[str, ...] | None = None
     detail: str = ""
+    #: Why no work goes there still, where a placement check failed and nothing has shown better since.
+    suspect: str | None = None
 
 
 class ModelLoaded(Fact, frozen=True, kw_only=True):
@@ -47,7 +52,7 @@ class ModelLoaded(Fact, frozen=True, kw_only=True):
 
 
 class Suspect(Fact, frozen=True, kw_only=True):
-    """A model did not sit where it should: no work goes there until ``health_changed`` says otherwise."""
+    """A model did not sit where it should: no work goes there until a ``health_changed`` names no suspicion."""
 
     TYPE: ClassVar[str] = "gpuq.runtime.suspect.v1"
 
@@ -57,3 +62,5 @@ class Suspect(Fact, frozen=True, kw_only=True):
     job: str
     reason: Reason
     detail: str
+    #: The device it should have been on.
+    device: str = ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
+import nats.errors
 import nats.js.errors
 from nats.js.api import (
     DiscardPolicy,
@@ -18,7 +20,7 @@ from nats.js.api import (
 
 from gpukeeper.events import subjects
 from gpukeeper.events.connection import Connection
-from gpukeeper.events.errors import IncompatibleStream
+from gpukeeper.events.errors import IncompatibleStream, LogUnavailable
 
 
 class SiteStreams(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +83,19 @@ async def ensure_site(connection: Connection, wanted: SiteStreams | None = None)
     """Create what is missing; leave alone what fits.
 
     Raises:
-        IncompatibleStream: an existing stream has a setting that gpukeeper cannot work with; the error names it.
+        IncompatibleStream: an existing stream has a setting that gpukeeper cannot work with, or the server refuses
+            one that is wanted; the error names it.
+        LogUnavailable: the server did not answer, or has no leader just now.
     """
     wanted = wanted or SiteStreams()
-    for config in (log_config(wanted), beats_config(wanted)):
-        await _ensure_stream(connection, config)
-    await _ensure_bucket(connection, wanted)
-    await _ensure_objects(connection, subjects.PAYLOADS_BUCKET, wanted.payload_ttl_s, wanted.replicas)
-    await _ensure_objects(connection, subjects.SNAPSHOTS_BUCKET, 0, wanted.replicas)
+    try:
+        for config in (log_config(wanted), beats_config(wanted)):
+            await _ensure_stream(connection, config)
+        await _ensure_bucket(connection, wanted)
+        await _ensure_objects(connection, subjects.PAYLOADS_BUCKET, wanted.payload_ttl_s, wanted.replicas)
+        await _ensure_objects(connection, subjects.SNAPSHOTS_BUCKET, 0, wanted.replicas)
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise LogUnavailable(f"cannot set up the streams: {error or type(error).__name__}") from error
 
 
 async def problems(connection: Connection) -> list[str]:
@@ -112,7 +119,9 @@ async def _ensure_stream(connection: Connection, config: StreamConfig) -> None:
     except nats.js.errors.NotFoundError:
         try:
             await connection.js.add_stream(config)
-        except nats.js.errors.BadRequestError as error:
+        except nats.js.errors.ServiceUnavailableError:
+            raise
+        except nats.js.errors.APIError as error:
             if error.err_code != _NAME_IN_USE:
                 raise IncompatibleStream(f"cannot create stream {config.name}: {error.description}") from error
             # Another process created it in the same moment: judge what it made.
@@ -138,25 +147,43 @@ def _misfits(wanted: StreamConfig, existing: StreamConfig) -> list[str]:
             is_value = getattr(existing, name)
             if (is_value or False) != value:
                 found.append(f"{name} is {is_value!r}, must be {value!r}: {why}")
+        window_s = existing.duplicate_window or 0
+        if window_s < _DUPLICATE_WINDOW_S_MIN:
+            found.append(
+                f"duplicate_window is {window_s:g} s, must be at least {_DUPLICATE_WINDOW_S_MIN:g} s: "
+                "an append that went unanswered is sent again"
+            )
     return found
 
 
+#: The server's code for a name that has other settings.
 _NAME_IN_USE = 10058
+#: Longer than an append is chased, with room for a publish that is still on its way.
+_DUPLICATE_WINDOW_S_MIN = 60.0
 
 
 async def _ensure_bucket(connection: Connection, wanted: SiteStreams) -> None:
     try:
         await connection.js.key_value(subjects.LEASE_BUCKET)
     except nats.js.errors.NotFoundError:
-        await connection.js.create_key_value(
-            KeyValueConfig(bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas)
+        config = KeyValueConfig(
+            bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas
         )
+        await _unless_there(connection.js.create_key_value(config))
 
 
 async def _ensure_objects(connection: Connection, bucket: str, ttl_s: float, replicas: int) -> None:
     try:
         await connection.js.object_store(bucket)
     except nats.js.errors.NotFoundError:
-        await connection.js.create_object_store(
-            bucket, config=ObjectStoreConfig(bucket=bucket, ttl=ttl_s or None, replicas=replicas)
-        )
+        config = ObjectStoreConfig(bucket=bucket, ttl=ttl_s or None, replicas=replicas)
+        await _unless_there(connection.js.create_object_store(bucket, config=config))
+
+
+async def _unless_there(creating: Awaitable[object]) -> None:
+    try:
+        await creating
+    except nats.js.errors.BadRequestError as error:
+        if error.err_code != _NAME_IN_USE:
+            raise
+        # Another process, with other settings, created it in the same moment. Either will do.

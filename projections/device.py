@@ -7,7 +7,7 @@ import msgspec
 from gpukeeper.events.readings import ClaimBeat
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One taken slot. ``epoch`` is the sequence of the `claimed` fact and fences all later acts."""
 
     epoch: int
@@ -20,7 +20,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     claimed_ns: int
 
 
-class Device(msgspec.Struct, frozen=True, array_like=True):
+class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One device as its agent described it last."""
 
     host: str
@@ -48,14 +48,12 @@ class Device(msgspec.Struct, frozen=True, array_like=True):
                 return claim
         return None
 
-    def claim_of(self, job: str) -> Claim | None:
-        for claim in self.claims:
-            if claim.job == job:
-                return claim
-        return None
+    def follows_route(self, job: str, route_seq: int) -> bool:
+        """Whether a standing claim took up this route of the job."""
+        return any(claim.job == job and claim.route_seq == route_seq for claim in self.claims)
 
 
-class Lapse(msgspec.Struct, frozen=True, array_like=True):
+class Lapse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A claim that ended while its job had not: the evidence that the job's own end will carry."""
 
     host: str

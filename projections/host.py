@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.events.runtime import Suspect
 
-class Runtime(msgspec.Struct, frozen=True, array_like=True):
+
+class Suspicion(msgspec.Struct, frozen=True, array_like=True):
+    """A model that did not sit where it should, and on which device."""
+
+    model: str
+    device: str
+    why: str
+
+
+def why_suspect(fact: Suspect) -> str:
+    """The suspicion in words."""
+    return f"{fact.reason}: {fact.detail}"
+
+
+class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One registered runtime."""
 
     name: str
@@ -20,9 +35,18 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
     #: Why no work goes there, where a placement check failed.
     suspect: str | None = None
+    #: The model that was checked, and the device.
+    suspect_model: str = ""
+    suspect_device: str = ""
+
+    @property
+    def suspicion(self) -> Suspicion | None:
+        if self.suspect is None:
+            return None
+        return Suspicion(self.suspect_model, self.suspect_device, self.suspect)
 
 
-class Host(msgspec.Struct, frozen=True, array_like=True):
+class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One host, by the agent instance that speaks for it."""
 
     name: str
@@ -31,6 +55,8 @@ class Host(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str = ""
     version: str = ""
     joined_ns: int = 0
+    #: Sequence of the `joined` fact.
+    joined_seq: int = 0
     #: The agent left on purpose, or never joined.
     left: bool = True
     devices: tuple[str, ...] = ()

@@ -7,9 +7,12 @@ import msgspec
 from gpukeeper.events import device as device_facts
 from gpukeeper.events import host as host_facts
 from gpukeeper.events import route as route_facts
+from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events.codec import Event
 from gpukeeper.events.job import Clocks
 from gpukeeper.projections.device import Claim, device_key
+from gpukeeper.projections.home import is_at_home
+from gpukeeper.projections.host import Suspicion, why_suspect
 from gpukeeper.projections.site import Site
 
 
@@ -32,24 +35,33 @@ class HostView:
     def __init__(self, host: str) -> None:
         self.host = host
         self.seq = 0
-        #: Instance of the agent that joined last.
+        #: Instance of the agent that joined last, and when.
         self.instance_id = ""
+        self.joined_seq = 0
         self.host_seq = 0
+        #: Routes that nobody has claimed, by job, in the order in which they were sent.
         self.routes: dict[str, PendingRoute] = {}
         self.claims: dict[str, dict[int, Claim]] = {}
         #: Last sequence of each device's and runtime's subject.
         self.device_seq: dict[str, int] = {}
         self.runtime_seq: dict[str, int] = {}
+        #: Runtimes whose last placement check failed.
+        self.suspects: dict[str, Suspicion] = {}
 
     @classmethod
     def from_site(cls, site: Site, host: str) -> HostView:
+        """What folding the followed subjects from 1 gives, without the routes of jobs that have moved on since."""
         view = cls(host)
         view.seq = site.seq
         known = site.hosts.get(host)
         if known is not None:
             view.instance_id = known.instance_id
+            view.joined_seq = known.joined_seq
             view.host_seq = known.seq
             view.runtime_seq = {runtime.name: runtime.seq for runtime in known.registry}
+            suspects = {runtime.name: runtime.suspicion for runtime in known.registry}
+            view.suspects = {name: suspicion for name, suspicion in suspects.items() if suspicion is not None}
+        routes: list[PendingRoute] = []
         for device in site.devices.values():
             if device.host != host:
                 continue
@@ -59,16 +71,19 @@ class HostView:
                 job = site.jobs[job_id]
                 assert job.route is not None
                 assert job.clocks is not None
-                view.routes[job_id] = PendingRoute(
-                    seq=job.route.seq,
-                    job=job_id,
-                    device=device.id,
-                    runtime=job.route.runtime,
-                    submission_seq=job.submission_seq,
-                    job_seq=job.seq,
-                    attempt=job.attempt,
-                    clocks=job.clocks,
+                routes.append(
+                    PendingRoute(
+                        seq=job.route.seq,
+                        job=job_id,
+                        device=device.id,
+                        runtime=job.route.runtime,
+                        submission_seq=job.submission_seq,
+                        job_seq=job.route.job_seq,
+                        attempt=job.attempt,
+                        clocks=job.clocks,
+                    )
                 )
+        view.routes = {route.job: route for route in sorted(routes, key=lambda route: route.seq)}
         return view
 
     def apply(self, event: Event) -> None:
@@ -76,8 +91,12 @@ class HostView:
         if event.seq <= self.seq:
             return
         self.seq = event.seq
+        self._keep_up(event)
+        if not is_at_home(event):
+            return
         fact = event.data
         if isinstance(fact, route_facts.Routed):
+            self.routes.pop(fact.job, None)
             self.routes[fact.job] = PendingRoute(
                 seq=event.seq,
                 job=fact.job,
@@ -93,26 +112,15 @@ class HostView:
             if pending is not None and pending.seq == fact.route_seq:
                 del self.routes[fact.job]
         elif isinstance(fact, host_facts.Joined):
-            self.host_seq = event.seq
             self.instance_id = fact.instance_id
-        elif isinstance(fact, host_facts.Left):
-            self.host_seq = event.seq
-        else:
-            self._apply_to_device(event)
-
-    def _apply_to_device(self, event: Event) -> None:
-        subject = event.stored.subject.split(".")
-        aggregate, name = subject[2], subject[-1]
-        if aggregate == "runtime":
-            self.runtime_seq[name] = event.seq
-            return
-        if aggregate != "device":
-            return
-        self.device_seq[name] = event.seq
-        fact = event.data
-        claims = self.claims.setdefault(name, {})
-        if isinstance(fact, device_facts.Claimed):
-            claims[event.seq] = Claim(
+            self.joined_seq = event.seq
+        elif isinstance(fact, runtime_facts.Suspect):
+            self.suspects[fact.runtime] = Suspicion(fact.model, fact.device, why_suspect(fact))
+        elif isinstance(fact, runtime_facts.HealthChanged):
+            if fact.suspect is None:
+                self.suspects.pop(fact.runtime, None)
+        elif isinstance(fact, device_facts.Claimed):
+            self.claims[fact.device][event.seq] = Claim(
                 epoch=event.seq,
                 job=fact.job,
                 attempt=fact.attempt,
@@ -126,4 +134,17 @@ class HostView:
             if pending is not None and pending.seq == fact.route_seq:
                 del self.routes[fact.job]
         elif isinstance(fact, device_facts.Released | device_facts.ClaimLapsed):
-            claims.pop(fact.epoch, None)
+            self.claims[fact.device].pop(fact.epoch, None)
+
+    def _keep_up(self, event: Event) -> None:
+        """Whatever an event says, the next append to its subject rests on its sequence."""
+        match event.stored.subject.split(".")[2:]:
+            case ["host", _]:
+                self.host_seq = event.seq
+            case ["device", _, name]:
+                self.device_seq[name] = event.seq
+                self.claims.setdefault(name, {})
+            case ["runtime", _, name]:
+                self.runtime_seq[name] = event.seq
+            case _:
+                pass

@@ -54,23 +54,25 @@ ENDED = frozenset(
 ACTIVE = frozenset({Phase.ADMITTED, Phase.PLACED, Phase.RUNNING})
 
 
-class Route(msgspec.Struct, frozen=True, array_like=True):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a job was sent. ``seq`` is the sequence of the `routed` fact."""
 
     seq: int
     host: str
     device: str
     runtime: str
+    #: The job's own sequence that it was decided on.
+    job_seq: int = 0
 
 
-class RouteSeq(msgspec.Struct, frozen=True, array_like=True):
+class RouteSeq(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The last sequence of one job's route subject on one host."""
 
     host: str
     seq: int
 
 
-class CancelWish(msgspec.Struct, frozen=True, array_like=True):
+class CancelWish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Somebody wants the job ended."""
 
     actor: str
@@ -78,7 +80,7 @@ class CancelWish(msgspec.Struct, frozen=True, array_like=True):
     command_seq: int
 
 
-class Denial(msgspec.Struct, frozen=True, array_like=True):
+class Denial(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An agent's live readings did not allow the job."""
 
     host: str
@@ -87,7 +89,7 @@ class Denial(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything that decisions need to know of one job; its body and result stay in the log."""
 
     id: str
@@ -124,6 +126,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     instance_id: str = ""
     tokens: int = 0
     preemptions: int = 0
+    #: Since when its queue clock runs: its acceptance, or its return after it had started.
+    queued_ns: int = 0
     cancel: CancelWish | None = None
     denials: tuple[Denial, ...] = ()
     #: Last sequence of each route subject of this job, by host: what the next route there rests on.

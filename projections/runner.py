@@ -54,7 +54,9 @@ class SiteProjection:
             if restored is not None:
                 self.site = restored
                 self.started_at = restored.seq
-        until = await self._log.last_seq()
+        # The newest event that is there: the last sequence may be of one that has aged out, which nobody is handed.
+        last = await self._log.last(">")
+        until = 0 if last is None else last.seq
         self._follower = await self._log.follow(self._fold, after=self.site.seq)
         await self._follower.wait_seen(until, catch_up_timeout_s)
         _log.debug("projection_caught_up", seq=until, from_snapshot=self.started_at)

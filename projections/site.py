@@ -17,10 +17,13 @@ from gpukeeper.events import route as route_facts
 from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events import site as site_facts
 from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.log import Stored
 from gpukeeper.events.reasons import Reason
-from gpukeeper.events.subjects import COMMAND_PREFIX
+from gpukeeper.events.subjects import COMMAND_PREFIX, EVENT_PREFIX
 from gpukeeper.projections.device import Claim, Device, Lapse, device_key
-from gpukeeper.projections.host import Host, Runtime
+from gpukeeper.projections.home import is_at_home
+from gpukeeper.projections.host import Host, Runtime, why_suspect
 from gpukeeper.projections.job import CancelWish, Denial, Job, Phase, Route, RouteSeq
 from gpukeeper.projections.queue import Queue
 
@@ -101,12 +104,12 @@ class Site:
         self.leader = ""
         #: Ended jobs that are no longer in memory.
         self.forgotten = 0
-        #: Events of newer versions, and bytes that were no event.
+        #: Events of newer versions, and what was no event or stood on a subject that is not its own.
         self.unknown = 0
         self.unreadable = 0
         # Derived, never stored:
         self.queue = Queue()
-        #: Jobs sent to a device and not claimed yet, by device key.
+        #: Jobs sent to a device whose route nobody has claimed yet, by device key.
         self.routed: dict[str, dict[str, None]] = {}
         #: Every job that has not ended.
         self.live: dict[str, None] = {}
@@ -128,14 +131,49 @@ class Site:
             return
         self.seq = stored.seq
         self.stored_ns = stored.stored_ns
-        handler = _HANDLERS.get(type(event.data))
+        data = event.data
+        if isinstance(data, Fact) and not is_at_home(event):
+            data = Unreadable(f"{data.TYPE} does not belong on {stored.subject}")
+        handler = _HANDLERS.get(type(data))
         if handler is not None:
-            handler(self, event, event.data)
+            handler(self, event, data)
+        self._keep_up(stored)
+
+    def _keep_up(self, stored: Stored) -> None:
+        """Whatever an event says, the next append to its subject rests on its sequence."""
+        if not stored.subject.startswith(EVENT_PREFIX):
+            return
+        kind, *names = stored.subject[len(EVENT_PREFIX) :].split(".")
+        match kind, names:
+            case "job", [job_id]:
+                job = self.jobs.get(job_id)
+                if job is not None and job.seq < stored.seq:
+                    self.jobs[job_id] = replace(job, seq=stored.seq)
+            case "route", [host, job_id]:
+                job = self.jobs.get(job_id)
+                if job is not None and job.route_seq(host) < stored.seq:
+                    others = tuple(known for known in job.route_seqs if known.host != host)
+                    self.jobs[job_id] = replace(job, route_seqs=(*others, RouteSeq(host, stored.seq)))
+            case "device", [host, device_id]:
+                device = self.devices.get(device_key(host, device_id))
+                if device is not None and device.seq < stored.seq:
+                    self.devices[device.key] = replace(device, seq=stored.seq)
+            case "runtime", [host, name]:
+                known = self.hosts.get(host)
+                runtime = None if known is None else known.runtime(name)
+                if runtime is not None and runtime.seq < stored.seq:
+                    self._runtime(stored.seq, host, name)
+            case "host", [host]:
+                known = self.hosts.get(host)
+                if known is not None and known.seq < stored.seq:
+                    self._host(host, seq=stored.seq)
+            case _:
+                pass
 
     def _job(self, job_id: str, **changes: Any) -> Job | None:
-        """Replace a job, keeping the derived indexes in step."""
+        """Replace a job that has not ended, keeping the derived indexes in step. Ends are final."""
         old = self.jobs.get(job_id)
-        if old is None:
+        if old is None or old.ended:
             return None
         new = replace(old, **changes)
         if old.phase is not new.phase:
@@ -154,8 +192,8 @@ class Site:
         elif job.phase is Phase.ROUTED and job.route is not None:
             key = device_key(job.route.host, job.route.device)
             device = self.devices.get(key)
-            claim = None if device is None else device.claim_of(job.id)
-            if claim is None or claim.route_seq != job.route.seq:
+            claimed = device is not None and device.follows_route(job.id, job.route.seq)
+            if not claimed and job.id not in self.lapses:
                 self.routed.setdefault(key, {})[job.id] = None
         if job.ended:
             self.live.pop(job.id, None)
@@ -168,20 +206,18 @@ class Site:
             if waiting is not None:
                 waiting.pop(job.id, None)
 
-    def _end(self, event: Event, job_id: str, phase: Phase, reason: str, detail: str, **changes: Any) -> None:
-        old = self.jobs.get(job_id)
-        if old is None or old.ended:
+    def _to_queue(self, event: Event, job_id: str, **changes: Any) -> None:
+        """Back into the queue: whatever claim or route it had is over."""
+        self._job(job_id, phase=Phase.WAITING, since_ns=event.stored.stored_ns, route=None, epoch=0, slot=0, **changes)
+        self.lapses.pop(job_id, None)
+
+    def _end(self, event: Event, job_id: str, phase: Phase, reason: str, detail: str) -> None:
+        ended = self._job(
+            job_id, phase=phase, seq=event.seq, since_ns=event.stored.stored_ns, reason=reason, detail=detail
+        )
+        if ended is None:
             # A second end cannot be stored while its writer names the right sequence; it is not applied here either.
             return
-        self._job(
-            job_id,
-            phase=phase,
-            seq=event.seq,
-            since_ns=event.stored.stored_ns,
-            reason=reason,
-            detail=detail,
-            **changes,
-        )
         self.lapses.pop(job_id, None)
         self._ended.append(Ended(job_id, event.stored.stored_ns))
         self._forget()
@@ -206,10 +242,10 @@ class Site:
         self.hosts[name] = new
         return new
 
-    def _runtime(self, event: Event, host: str, name: str, **changes: Any) -> None:
+    def _runtime(self, seq: int, host: str, name: str, **changes: Any) -> None:
         known = self.hosts.get(host) or Host(name=host, seq=0)
         old = known.runtime(name) or Runtime(name=name, seq=0)
-        new = replace(old, seq=event.seq, **changes)
+        new = replace(old, seq=seq, **changes)
         others = tuple(r for r in known.registry if r.name != name)
         self._host(host, registry=tuple(sorted((*others, new), key=lambda r: r.name)))
 
@@ -238,6 +274,7 @@ class Site:
             submitted_ns=submission.stored_ns if submission else at_ns,
             accepted_seq=event.seq,
             accepted_ns=at_ns,
+            queued_ns=at_ns,
             clocks=fact.clocks,
             runtime=fact.runtime,
             host=fact.host,
@@ -286,33 +323,14 @@ class Site:
         old = self.jobs.get(fact.job)
         if old is None:
             return
-        if old.phase is Phase.ROUTED and fact.epoch is None:
-            # Decided beside the route, on the same sequence: it says why the job waited until then.
-            self._job(fact.job, seq=event.seq)
-            return
-        back = old.phase is not Phase.WAITING
-        self._job(
-            fact.job,
-            phase=Phase.WAITING,
-            seq=event.seq,
-            since_ns=event.stored.stored_ns if back else old.since_ns,
-            reason=fact.reason,
-            detail=fact.detail,
-            route=None,
-            epoch=0,
-        )
-        self.lapses.pop(fact.job, None)
-
-    def _routed_at(self, event: Event, job_id: str, host: str) -> Job | None:
-        """Note the sequence of the route subject, whoever won: the next append to it rests on that."""
-        old = self.jobs.get(job_id)
-        if old is None:
-            return None
-        others = tuple(known for known in old.route_seqs if known.host != host)
-        return self._job(job_id, route_seqs=(*others, RouteSeq(host, event.seq)))
+        if old.phase is Phase.WAITING:
+            self._job(fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail)
+        elif fact.epoch is not None:
+            self._to_queue(event, fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail)
+        # Otherwise it was decided beside a route, on the same sequence: it says why the job waited until then.
 
     def on_routed(self, event: Event, fact: route_facts.Routed) -> None:
-        old = self._routed_at(event, fact.job, fact.host)
+        old = self.jobs.get(fact.job)
         if old is None or old.phase is not Phase.WAITING:
             # Two leaders, or a job that moved on: the agent that tries this route loses at the job's sequence.
             return
@@ -320,28 +338,20 @@ class Site:
             fact.job,
             phase=Phase.ROUTED,
             since_ns=event.stored.stored_ns,
-            route=Route(event.seq, fact.host, fact.device, fact.runtime),
+            route=Route(event.seq, fact.host, fact.device, fact.runtime, fact.job_seq),
             attempt=fact.attempt,
             reason="",
             detail=fact.why,
         )
 
     def on_unrouted(self, event: Event, fact: route_facts.Unrouted) -> None:
-        old = self._routed_at(event, fact.job, fact.host)
+        old = self.jobs.get(fact.job)
         if old is None or old.phase is not Phase.ROUTED or old.route is None or old.route.seq != fact.route_seq:
             return
-        self._job(
-            fact.job,
-            phase=Phase.WAITING,
-            since_ns=event.stored.stored_ns,
-            route=None,
-            reason=fact.reason,
-            detail=fact.detail,
-        )
-        self.lapses.pop(fact.job, None)
+        self._to_queue(event, fact.job, reason=fact.reason, detail=fact.detail)
 
     def on_admitted(self, event: Event, fact: job_facts.Admitted) -> None:
-        self._job(
+        admitted = self._job(
             fact.job,
             phase=Phase.ADMITTED,
             seq=event.seq,
@@ -355,6 +365,16 @@ class Site:
             reason="",
             detail=fact.detail,
         )
+        if admitted is None:
+            return
+        self.lapses.pop(fact.job, None)
+        device = self.devices.get(device_key(fact.host, fact.device))
+        claim = None if device is None else device.claim(fact.epoch)
+        if claim is None or claim.job != fact.job:
+            # Its agent had not heard yet that the claim was over. Nobody will end that claim again, so the job is an
+            # orphan from the start.
+            detail = "it was admitted under a claim that had ended"
+            self.lapses[fact.job] = Lapse(fact.host, fact.device, fact.epoch, event.seq, _id_of(event), detail)
 
     def on_denied(self, event: Event, fact: job_facts.Denied) -> None:
         old = self.jobs.get(fact.job)
@@ -365,13 +385,10 @@ class Site:
         others = [d for d in old.denials if (d.host, d.device) != (fact.host, fact.device)]
         count = earlier[0].count + 1 if earlier else 1
         denials = (*others, Denial(fact.host, fact.device, at_ns, count))[-_DENIALS_KEPT_MAX:]
-        self._job(
+        self._to_queue(
+            event,
             fact.job,
-            phase=Phase.WAITING,
             seq=event.seq,
-            since_ns=at_ns,
-            route=None,
-            epoch=0,
             reason=Reason.DENIED,
             detail=f"{fact.reason}: {fact.detail}",
             denials=denials,
@@ -418,18 +435,15 @@ class Site:
         old = self.jobs.get(fact.job)
         if old is None or old.ended:
             return
-        self._job(
+        self._to_queue(
+            event,
             fact.job,
-            phase=Phase.WAITING,
             seq=event.seq,
-            since_ns=event.stored.stored_ns,
-            route=None,
-            epoch=0,
+            queued_ns=event.stored.stored_ns,
             preemptions=old.preemptions + 1,
             reason=fact.reason,
             detail=fact.detail,
         )
-        self.lapses.pop(fact.job, None)
 
     def on_appeared(self, event: Event, fact: device_facts.Appeared) -> None:
         self._device(
@@ -464,9 +478,9 @@ class Site:
         old = self.devices.get(device_key(fact.host, fact.device))
         claims = () if old is None else old.claims
         self._device(event, fact.host, fact.device, claims=(*claims, claim))
-        waiting = self.routed.get(device_key(fact.host, fact.device))
-        if waiting is not None:
-            waiting.pop(fact.job, None)
+        job = self.jobs.get(fact.job)
+        if job is not None and job.route is not None and job.route.seq == fact.route_seq:
+            self._unlist(job)
 
     def on_released(self, event: Event, fact: device_facts.Released) -> None:
         claim = self._drop_claim(event, fact.host, fact.device, fact.epoch)
@@ -508,7 +522,7 @@ class Site:
 
     def on_registered(self, event: Event, fact: runtime_facts.Registered) -> None:
         self._runtime(
-            event,
+            event.seq,
             fact.host,
             fact.runtime,
             provider=fact.provider,
@@ -518,21 +532,31 @@ class Site:
         )
 
     def on_health_changed(self, event: Event, fact: runtime_facts.HealthChanged) -> None:
+        changes: dict[str, Any] = {"suspect": fact.suspect}
+        if fact.suspect is None:
+            changes |= {"suspect_model": "", "suspect_device": ""}
         self._runtime(
-            event,
+            event.seq,
             fact.host,
             fact.runtime,
             healthy=fact.healthy,
             models=fact.models,
             detail=fact.detail,
-            suspect=None,
+            **changes,
         )
 
     def on_model_loaded(self, event: Event, fact: runtime_facts.ModelLoaded) -> None:
-        self._runtime(event, fact.host, fact.runtime)
+        self._runtime(event.seq, fact.host, fact.runtime)
 
     def on_suspect(self, event: Event, fact: runtime_facts.Suspect) -> None:
-        self._runtime(event, fact.host, fact.runtime, suspect=f"{fact.reason}: {fact.detail}")
+        self._runtime(
+            event.seq,
+            fact.host,
+            fact.runtime,
+            suspect=why_suspect(fact),
+            suspect_model=fact.model,
+            suspect_device=fact.device,
+        )
 
     def on_joined(self, event: Event, fact: host_facts.Joined) -> None:
         self._host(
@@ -542,16 +566,18 @@ class Site:
             boot_id=fact.boot_id,
             version=fact.version,
             joined_ns=event.stored.stored_ns,
+            joined_seq=event.seq,
             left=False,
             devices=fact.devices,
             runtimes=fact.runtimes,
         )
 
     def on_left(self, event: Event, fact: host_facts.Left) -> None:
+        del event
         known = self.hosts.get(fact.host)
-        # The farewell of an agent that another has replaced says nothing about that one.
-        left = known is None or known.instance_id == fact.instance_id or known.left
-        self._host(fact.host, seq=event.seq, left=left)
+        if known is None or known.instance_id == fact.instance_id:
+            # The goodbye of an earlier instance says nothing about the one that speaks for the host now.
+            self._host(fact.host, left=True)
 
     def on_leader_elected(self, event: Event, fact: site_facts.LeaderElected) -> None:
         del event
@@ -566,13 +592,11 @@ class Site:
 
     def on_unreadable(self, event: Event, fact: Unreadable) -> None:
         self.unreadable += 1
-        if event.stored.subject.startswith(COMMAND_PREFIX):
-            self._command(event, job=None, reason="", problem=fact.problem)
+        self._command(event, job=None, reason="", problem=fact.problem)
 
     def on_unknown(self, event: Event, fact: Unknown) -> None:
         self.unknown += 1
-        if event.stored.subject.startswith(COMMAND_PREFIX):
-            self._command(event, job=None, reason="", problem=f"unknown command {fact.type!r}")
+        self._command(event, job=None, reason="", problem=f"unknown command {fact.type!r}")
 
     def _command(self, event: Event, *, job: str | None, reason: str, problem: str = "") -> None:
         stored = event.stored
@@ -618,10 +642,12 @@ class Site:
         site.unknown = state.unknown
         site.unreadable = state.unreadable
         site._ended = deque(state.ended)
-        for job in state.jobs:
-            site.jobs[job.id] = job
-            if not job.ended:
-                site._index(job)
+        site.jobs = {job.id: job for job in state.jobs}
+        live = [job for job in state.jobs if not job.ended]
+        site.live = {job.id: None for job in live}
+        # What was sent to a device is listed in the order in which it was sent.
+        for job in sorted(live, key=lambda job: 0 if job.route is None else job.route.seq):
+            site._index(job)
         return site
 
 

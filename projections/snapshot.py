@@ -6,7 +6,9 @@ corrupt, of other code, of another log or of another retention is passed over wi
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -30,8 +32,9 @@ class _Snapshot(msgspec.Struct, frozen=True):
     code: str
     seq: int
     stored_ns: int
+    #: SHA-256 of ``state``, which is the compressed :class:`SiteState`.
     digest: str
-    state: msgspec.Raw
+    state: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -63,20 +66,20 @@ def digest(site: Site) -> str:
 
 async def save(objects: Objects, site: Site) -> str:
     """Store a snapshot and drop all but the newest few. Returns its name."""
-    state = encode_state(site)
-    snapshot = _Snapshot(
-        code=code_version(),
-        seq=site.seq,
-        stored_ns=site.stored_ns,
-        digest=hashlib.sha256(state).hexdigest(),
-        state=msgspec.Raw(state),
-    )
-    name = f"{_PREFIX}-{snapshot.code}-{snapshot.seq:020d}"
-    await objects.put(name, _encode(snapshot))
-    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-{snapshot.code}-")]
+    seq, stored_ns, state = site.seq, site.stored_ns, encode_state(site)
+    name = f"{_PREFIX}-{code_version()}-{seq:020d}"
+    await objects.put(name, await asyncio.to_thread(_pack, seq, stored_ns, state))
+    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-{code_version()}-")]
     for old in sorted(names)[:-_KEPT]:
         await objects.delete(old)
     return name
+
+
+def _pack(seq: int, stored_ns: int, state: bytes) -> bytes:
+    """Work for a thread: the loop goes on meanwhile."""
+    packed = zlib.compress(state, level=1)
+    digest = hashlib.sha256(packed).hexdigest()
+    return _encode(_Snapshot(code=code_version(), seq=seq, stored_ns=stored_ns, digest=digest, state=packed))
 
 
 async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
@@ -90,7 +93,12 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
     if names and not mine:
         _log.info("snapshot_passed_over", reason="all were made by other code", found=len(names))
     for name in mine:
-        body = await objects.get(name)
+        try:
+            body = await objects.get(name)
+        except LogUnavailable as error:
+            # One that cannot be read is no reason not to start: an older one, or the log itself, says the same.
+            _log.warning("snapshot_passed_over", snapshot=name, reason=str(error))
+            continue
         site, reason = (None, "it is gone") if body is None else await _restore(body, log, retention)
         if site is not None:
             return site
@@ -101,16 +109,28 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
 async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | None, str]:
     try:
         snapshot = _decode_snapshot(body)
-        state_bytes = bytes(snapshot.state)
-        if hashlib.sha256(state_bytes).hexdigest() != snapshot.digest:
+        if hashlib.sha256(snapshot.state).hexdigest() != snapshot.digest:
             return None, "its digest does not match"
-        state = _decode_state(state_bytes)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        state = _decode_state(zlib.decompress(snapshot.state))
+    except (msgspec.MsgspecError, RecursionError, zlib.error) as error:
         return None, f"it is corrupt: {error}"
     if state.retention != retention:
         return None, "it was made with another retention"
-    if snapshot.seq:
-        event = await log.get(snapshot.seq)
-        if event is None or event.stored_ns != snapshot.stored_ns:
-            return None, "it belongs to another log"
-    return Site.restore(state), ""
+    misfit = await _misfit(snapshot, log)
+    return (None, misfit) if misfit else (Site.restore(state), "")
+
+
+async def _misfit(snapshot: _Snapshot, log: Log) -> str | None:
+    """Why the snapshot's state cannot be folded on with what the log holds now, or None."""
+    if not snapshot.seq:
+        return None
+    event = await log.get(snapshot.seq)
+    if event is not None:
+        return None if event.stored_ns == snapshot.stored_ns else "it belongs to another log"
+    # Its event has aged out, or never was in this log. What follows must begin right after it.
+    following = await log.get(snapshot.seq + 1)
+    if following is not None:
+        return None if following.stored_ns >= snapshot.stored_ns else "it belongs to another log"
+    if await log.last_seq() == snapshot.seq:
+        return None
+    return "it belongs to another log, or what came right after it has aged out"

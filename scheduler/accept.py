@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from gpukeeper.events import subjects
+from gpukeeper.events.codec import Event
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.ids import job_id_at
 from gpukeeper.events.job import Accepted, Clock, ClockName, Clocks, Rejected, Resubmitted
@@ -16,9 +17,9 @@ from gpukeeper.events.spec import JobSpec, Problem, parse_submission
 from gpukeeper.projections.site import Site
 from gpukeeper.projections.site import Waiting as Unanswered
 from gpukeeper.scheduler.config import KindConfig, SchedulerConfig
-from gpukeeper.scheduler.feasible import Infeasible, Want, options
+from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Want, options
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.rank import unavailable
+from gpukeeper.scheduler.rank import NO_FREE_SLOT, unavailable
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -28,6 +29,19 @@ class Known(msgspec.Struct, frozen=True):
     digest: str
     #: Last sequence of its subject.
     seq: int
+
+
+def known_from(history: Sequence[Event], submission_seq: int) -> Known | None:
+    """What the history of an id says to the submission that lost its answer's place there.
+
+    None where nothing stands there, and where the submission is answered already, by another scheduler.
+    """
+    if not history:
+        return None
+    facts = [event.data for event in history]
+    if any(isinstance(f, Accepted | Rejected | Resubmitted) and f.submission_seq == submission_seq for f in facts):
+        return None
+    return Known(facts[0].digest if isinstance(facts[0], Accepted) else "", history[-1].seq)
 
 
 def decide_submissions(
@@ -53,10 +67,11 @@ def decide_submission(
 ) -> Proposal:
     """Answer one submission."""
     parsed = parse_submission(waiting.raw)
+    handle = _handle(site, known, waiting)
     if isinstance(parsed, tuple):
-        return _reject(waiting, Reason.INVALID, parsed, None)
+        return _reject(waiting, handle, Reason.INVALID, parsed, None)
     spec = parsed.spec
-    job_id = spec.id or job_id_at(waiting.seq, waiting.stored_ns)
+    job_id = spec.id or handle
     job = site.jobs.get(job_id)
     earlier = known.get(job_id) if job is None else Known(job.digest, job.seq)
     if earlier is not None:
@@ -64,21 +79,25 @@ def decide_submission(
             note = Resubmitted(job=job_id, submission_seq=waiting.seq, producer=waiting.producer)
             return _answer(waiting, job_id, note, expected=earlier.seq, causation=parsed.event_id)
         problem = Problem(path="id", message="this id belongs to a job with another body; choose another", value=job_id)
-        return _reject(waiting, Reason.DUPLICATE_ID, (problem,), job_id)
+        return _reject(waiting, handle, Reason.DUPLICATE_ID, (problem,), job_id)
     if spec.kind not in msgspec.structs.asdict(config.kinds):
         kinds = ", ".join(msgspec.structs.asdict(config.kinds))
         problem = Problem(path="kind", message=f"no such kind; known: {kinds}", value=spec.kind)
-        return _reject(waiting, Reason.UNKNOWN_KIND, (problem,), spec.id)
+        return _reject(waiting, handle, Reason.UNKNOWN_KIND, (problem,), spec.id)
     want = Want(spec.model, spec.runtime, spec.host, spec.device, spec.place, spec.need.vram_mb)
     found = options(site, want)
     if isinstance(found, Infeasible):
         problem = Problem(path=found.path, message=found.detail, value=found.value)
-        return _reject(waiting, found.reason, (problem,), spec.id)
+        return _reject(waiting, handle, found.reason, (problem,), spec.id)
     kind: KindConfig = getattr(config.kinds, spec.kind)
     why_not = [unavailable(option, live, site.free_slots(option.device)) for option in found]
     reason: Reason | None = None
-    if not found or all(why is not None for why in why_not):
-        reason = Reason.CAPACITY if any(why == "no free slot" for why in why_not) else Reason.NO_ROUTE
+    detail = ""
+    if not found:
+        reason, detail = Reason.NO_ROUTE, NO_HOST_YET
+    elif all(why is not None for why in why_not):
+        reason = Reason.CAPACITY if NO_FREE_SLOT in why_not else Reason.NO_ROUTE
+        detail = "; ".join(sorted({why for why in why_not if why}))[:500]
     fact = Accepted(
         job=job_id,
         submission_seq=waiting.seq,
@@ -97,7 +116,7 @@ def decide_submission(
         clocks=clocks(spec, config),
         on_capacity=spec.on_capacity or kind.on_capacity,
         waiting=reason,
-        detail="" if reason is None else "; ".join(sorted({why for why in why_not if why}))[:500],
+        detail=detail,
     )
     return _answer(waiting, job_id, fact, expected=0, causation=parsed.event_id)
 
@@ -117,17 +136,28 @@ def clocks(spec: JobSpec, config: SchedulerConfig) -> Clocks:
     )
 
 
-def _reject(waiting: Unanswered, reason: Reason, problems: tuple[Problem, ...], requested: str | None) -> Proposal:
-    job_id = job_id_at(waiting.seq, waiting.stored_ns)
+def _handle(site: Site, known: Mapping[str, Known], waiting: Unanswered) -> str:
+    """The handle derived from the place in the log, or the first beside it where somebody chose just that for an id."""
+    derived = handle = job_id_at(waiting.seq, waiting.stored_ns)
+    number = 1
+    while handle in site.jobs or handle in known:
+        number += 1
+        handle = f"{derived}-{number}"
+    return handle
+
+
+def _reject(
+    waiting: Unanswered, handle: str, reason: Reason, problems: tuple[Problem, ...], requested: str | None
+) -> Proposal:
     fact = Rejected(
-        job=job_id,
+        job=handle,
         submission_seq=waiting.seq,
         producer=waiting.producer,
         reason=reason,
         problems=problems,
         requested_id=requested,
     )
-    return _answer(waiting, job_id, fact, expected=0, causation=None)
+    return _answer(waiting, handle, fact, expected=0, causation=None)
 
 
 def _answer(waiting: Unanswered, job_id: str, fact: Fact, *, expected: int, causation: str | None) -> Proposal:

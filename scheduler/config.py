@@ -87,5 +87,5 @@ class SchedulerConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=T
     forget_above: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
 
     def deadline_source(self, field: str) -> str:
-        """Where the deadline ``field`` (such as ``queue_s``) was configured, in words."""
-        return self.deadline_sources.get(field, f"built-in default deadlines.{field}")
+        """Where the deadline ``field`` (``queue_s``, …) was configured, or empty: the built-in default."""
+        return self.deadline_sources.get(field, "")

@@ -100,7 +100,7 @@ def decide_expiries(site: Site, now_s: float, *, limit: int = 64) -> list[Propos
         job = site.jobs[job_id]
         if job.phase not in (Phase.WAITING, Phase.ROUTED) or job.clocks is None:
             continue
-        waited_s = now_s - job.accepted_ns / 1e9
+        waited_s = now_s - job.queued_ns / 1e9
         if waited_s >= job.clocks.queue.limit_s:
             proposals.append(_expire(job, waited_s))
     return proposals
@@ -114,7 +114,7 @@ def _expire(job: Job, waited_s: float) -> Proposal:
         job=job.id,
         clock="queue",
         limit_s=clock.limit_s,
-        source=clock.source,
+        source=clock.set_by,
         elapsed_s=round(waited_s, 3),
         detail=f"not started in time{why}",
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
+from gpukeeper.events.modelnames import same_model
 from gpukeeper.events.reasons import Reason
 from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import Host, Runtime
 from gpukeeper.projections.site import Site
+
+#: Where nothing is known against a job, and nothing for it.
+NO_HOST_YET = "no host offers it yet"
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -42,14 +46,13 @@ class Infeasible(msgspec.Struct, frozen=True):
 
 
 def has_model(runtime: Runtime, model: str) -> bool | None:
-    """Whether the runtime lists ``model``; None where it did not say. ``m`` and ``m:latest`` are one model."""
-    if runtime.models is None:
-        return None
-    return (
-        model in runtime.models
-        or f"{model}:latest" in runtime.models
-        or model.removesuffix(":latest") in runtime.models
-    )
+    """Whether the runtime lists ``model``; None where it did not say."""
+    return None if runtime.models is None else lists_model(runtime.models, model)
+
+
+def lists_model(models: Collection[str], model: str) -> bool:
+    """Whether ``models`` has ``model``, under whichever of its names."""
+    return model in models or any(same_model(name, model) for name in models)
 
 
 def options(site: Site, want: Want) -> list[Option] | Infeasible:

@@ -8,12 +8,17 @@ from gpukeeper.events.route import Candidate
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
-from gpukeeper.scheduler.feasible import Option, has_model
-from gpukeeper.scheduler.live import Live
+from gpukeeper.scheduler.feasible import Option, lists_model
+from gpukeeper.scheduler.live import HostLive, Live
 
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
 _DENIED_FIRST_S = 5.0
 _DENIED_LIMIT_S = 60.0
+_DENIED_DOUBLINGS_MAX = 4
+
+#: Why a place cannot begin now, where the router tells these reasons apart.
+NO_FREE_SLOT = "no free slot"
+TOO_LITTLE_MEMORY = "too little free memory"
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -45,7 +50,7 @@ def unavailable(option: Option, live: Live, free_slots: int) -> str | None:
     if device.state != "healthy":
         return f"the device is {device.state}: {device.detail}".rstrip(": ")
     if free_slots <= 0:
-        return "no free slot"
+        return NO_FREE_SLOT
     return None
 
 
@@ -53,7 +58,8 @@ def denied_until_s(job: Job, option: Option) -> float | None:
     """When this device may be asked again, in seconds of the server's clock, where it denied the job."""
     for denial in job.denials:
         if denial.host == option.host.name and denial.device == option.device.id:
-            wait_s = min(_DENIED_LIMIT_S, _DENIED_FIRST_S * 2 ** (denial.count - 1))
+            doublings = min(denial.count - 1, _DENIED_DOUBLINGS_MAX)
+            wait_s = min(_DENIED_LIMIT_S, _DENIED_FIRST_S * 2**doublings)
             return denial.at_ns / 1e9 + wait_s
     return None
 
@@ -63,14 +69,17 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
     host, runtime, device = option.host, option.runtime, option.device
     why_not = unavailable(option, live, free)
     terms: dict[str, float] = {}
-    if why_not is None:
+    if why_not in (None, NO_FREE_SLOT):
+        # A denial is shown before a slot that is taken: else the reason would change with every job that passes.
         again_s = denied_until_s(job, option)
         if again_s is not None and now_s < again_s:
             why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"
     evidence = live.hosts.get(host.name)
     reading = evidence.runtime(runtime.name) if evidence else None
-    resident = {model.model for model in (reading.resident or ())} if reading else set[str]()
-    warm = bool(resident) and has_model(msgspec.structs.replace(runtime, models=tuple(resident)), job.model) is True
+    resident = [model.model for model in (reading.resident or ())] if reading else []
+    warm = lists_model(resident, job.model)
+    if why_not is None and not warm:
+        why_not = _too_little_memory(job, option, evidence)
     if runtime.healthy:
         terms["runtime_up"] = weights.runtime_up
     if warm:
@@ -93,6 +102,17 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         unavailable=why_not,
     )
     return Ranked(option, candidate)
+
+
+def _too_little_memory(job: Job, option: Option, evidence: HostLive | None) -> str | None:
+    """Whether the last heartbeat already says that the agent would refuse. What it does not say, the agent reads."""
+    reading = evidence.device(option.device.id) if evidence else None
+    if job.vram_mb is None or reading is None or reading.free_mb is None:
+        return None
+    usable_mb = reading.free_mb - option.device.headroom_mb
+    if job.vram_mb <= usable_mb:
+        return None
+    return f"{TOO_LITTLE_MEMORY}: {usable_mb} of {reading.total_mb} MB usable, {job.vram_mb} MB asked"
 
 
 def best(ranked: list[Ranked], origin: str | None) -> Ranked | None:

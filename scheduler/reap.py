@@ -1,9 +1,9 @@
 """Claims whose agent fell silent, and jobs that lost their claim.
 
 A claim lapses when its host was silent for the claim's time to live, counted only while this observer could hear, and
-the agent does not answer a direct question. When every agent is silent at once the observer is suspected first: it
-waits one more time to live, unless the broker itself vouches that the agent is gone (nobody listens on the agent's
-subject, while the broker answers us).
+the agent does not answer a direct question. When several agents fall silent at once, or the only one does, the observer
+is suspected first: it waits one more time to live, unless the broker itself vouches that the agent is gone (nobody
+listens on the agent's subject, while the broker answers us).
 """
 
 from __future__ import annotations
@@ -31,26 +31,42 @@ Probe = Literal["answered", "nobody", "silent"]
 def suspects(site: Site, live: Live, config: SchedulerConfig) -> list[str]:
     """Hosts that hold claims or routes and were silent for the time to live: whom to ask directly."""
     concerned = {device.host for device in site.devices.values() if device.claims}
-    concerned |= {key.partition("/")[0] for key, jobs in site.routed.items() if jobs}
+    concerned |= {_host_of(key) for key, jobs in site.routed.items() if jobs}
     return sorted(name for name in concerned if live.host(name).silent_s >= config.claim_ttl_s)
 
 
 def decide_lapses(site: Site, live: Live, config: SchedulerConfig, probes: Mapping[str, Probe]) -> list[Proposal]:
     """End claims that nobody holds any more, one for each device in one look."""
-    all_silent = not any(live.is_fresh(name) for name, host in site.hosts.items() if not host.left)
     proposals: list[Proposal] = []
     for device in site.devices.values():
+        if not device.claims:
+            continue
         known = live.host(device.host)
+        doubt = _doubt(site, live, config, device.host)
         for claim in device.claims:
-            why = _why_lapsed(claim, known, config, probes.get(device.host), all_silent=all_silent)
+            why = _why_lapsed(claim, known, config, probes.get(device.host), doubt)
             if why is not None:
                 proposals.append(_lapse(device, claim, known, why))
                 break
     return proposals
 
 
+def _doubt(site: Site, live: Live, config: SchedulerConfig, name: str) -> str | None:
+    """Why the silence of ``name`` may be ours, in words, or None where others are heard that would be silent too."""
+    others = [other for other, host in site.hosts.items() if not host.left and other != name]
+    if not any(live.is_fresh(other) for other in others):
+        return "no agent is heard"
+    silent_s = live.host(name).silent_s
+    together = [
+        other
+        for other in others
+        if not live.is_fresh(other) and abs(live.host(other).silent_s - silent_s) < config.claim_ttl_s
+    ]
+    return f"{len(together) + 1} agents fell silent together" if together else None
+
+
 def _why_lapsed(
-    claim: Claim, known: HostLive, config: SchedulerConfig, probe: Probe | None, *, all_silent: bool
+    claim: Claim, known: HostLive, config: SchedulerConfig, probe: Probe | None, doubt: str | None
 ) -> str | None:
     """In words why ``claim`` is held by nobody, or None while that is not proven."""
     ttl_s = config.claim_ttl_s
@@ -61,9 +77,9 @@ def _why_lapsed(
         return None
     if probe == "nobody":
         return f"no heartbeat for {known.silent_s:.0f} s (limit {ttl_s:g} s), and no agent is connected to the broker"
-    if all_silent and known.silent_s < 2 * ttl_s:
+    if doubt is not None and known.silent_s < 2 * ttl_s:
         return None
-    others = "every agent is silent, waited twice the limit" if all_silent else "other agents are heard"
+    others = "other agents are heard" if doubt is None else f"{doubt}, so it waited twice the limit"
     return f"no heartbeat for {known.silent_s:.0f} s (limit {ttl_s:g} s), and no answer to a probe; {others}"
 
 
@@ -91,20 +107,35 @@ def _lapse(device: Device, claim: Claim, known: HostLive, why: str) -> Proposal:
 
 
 def decide_withdrawals(site: Site, live: Live, config: SchedulerConfig, probes: Mapping[str, Probe]) -> list[Proposal]:
-    """Take back routes that an agent will not follow: it left, or it is silent and does not answer."""
+    """Take back routes that an agent will not follow: it left, it is silent and does not answer, or it came back
+    without what the route names."""
     proposals: list[Proposal] = []
-    for key, jobs in site.routed.items():
-        host_name = key.partition("/")[0]
-        host = site.hosts.get(host_name)
-        silent_s = live.host(host_name).silent_s
-        if host is not None and host.left:
-            why = "the agent of its host has stopped"
-        elif silent_s >= config.claim_ttl_s and probes.get(host_name) in ("nobody", "silent"):
-            why = f"the agent of its host is silent for {silent_s:.0f} s"
-        else:
-            continue
-        proposals.extend(_unroute(site.jobs[job_id], Reason.NO_ROUTE, why, None) for job_id in jobs)
+    for key in sorted(site.routed):
+        for job_id in site.routed[key]:
+            job = site.jobs[job_id]
+            why = _why_withdrawn(site, live, config, probes.get(_host_of(key)), job)
+            if why is not None:
+                proposals.append(_unroute(job, Reason.NO_ROUTE, why, None))
     return proposals
+
+
+def _why_withdrawn(site: Site, live: Live, config: SchedulerConfig, probe: Probe | None, job: Job) -> str | None:
+    assert job.route is not None
+    host = site.hosts.get(job.route.host)
+    silent_s = live.host(job.route.host).silent_s
+    if host is not None and host.left:
+        return "the agent of its host has stopped"
+    if silent_s >= config.claim_ttl_s and probe in ("nobody", "silent"):
+        return f"the agent of its host is silent for {silent_s:.0f} s"
+    if host is not None and job.route.device not in host.devices:
+        return f"its host has no device {job.route.device} any more"
+    if host is not None and job.route.runtime not in host.runtimes:
+        return f"its host lists no runtime {job.route.runtime} any more"
+    return None
+
+
+def _host_of(device_key: str) -> str:
+    return device_key.partition("/")[0]
 
 
 def _unroute(job: Job, reason: Reason, detail: str, causation: str | None) -> Proposal:
@@ -128,7 +159,7 @@ def decide_orphans(site: Site) -> list[Proposal]:
 def _orphan(job: Job, lapse: Lapse) -> Proposal:
     """Started: nobody knows how it ended. Not started: it was surely not executed, and is queued again."""
     if job.phase is Phase.ROUTED:
-        return _unroute(job, Reason.CLAIM_LAPSED, lapse.detail, lapse.event_id)
+        return _unroute(job, Reason.CLAIM_LAPSED, lapse.detail, lapse.event_id or None)
     fact: Fact
     if job.phase is Phase.RUNNING:
         fact = Lost(

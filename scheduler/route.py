@@ -12,9 +12,9 @@ from gpukeeper.events.route import Routed
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import SchedulerConfig
-from gpukeeper.scheduler.feasible import Infeasible, Option, Want, options
+from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Option, Want, options
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.rank import Ranked, best, rank
+from gpukeeper.scheduler.rank import NO_FREE_SLOT, TOO_LITTLE_MEMORY, Ranked, best, rank
 
 #: How many candidates a `routed` fact shows.
 _CANDIDATES_SHOWN_MAX = 16
@@ -54,7 +54,7 @@ class Router:
         if isinstance(found, Infeasible):
             return Verdict(Reason.NO_ROUTE, f"{found.path} {found.value!r}: {found.detail}")
         if not found:
-            return Verdict(Reason.NO_ROUTE, "no host offers it yet")
+            return Verdict(Reason.NO_ROUTE, NO_HOST_YET)
         ranked = [
             rank(self._site, self._live, self._weights, job, option, self._free.get(option.device.key, 0), self._now_s)
             for option in found
@@ -75,8 +75,10 @@ def _verdict(ranked: list[Ranked]) -> Verdict:
         f"{one.candidate.host}/{one.candidate.device} {one.candidate.runtime}: {why}"
         for one, why in list(zip(ranked, reasons, strict=True))[:4]
     )
-    if any(why == "no free slot" for why in reasons):
+    if any(why == NO_FREE_SLOT for why in reasons):
         return Verdict(Reason.CAPACITY, "every device that could take it is in use")
+    if any(why.startswith(TOO_LITTLE_MEMORY) for why in reasons):
+        return Verdict(Reason.CAPACITY, shown)
     if any(why.startswith("it denied the job") for why in reasons):
         return Verdict(Reason.DENIED, shown)
     return Verdict(Reason.NO_ROUTE, shown)

@@ -22,7 +22,7 @@ from gpukeeper.events.codec import Event, Submitted, decode
 from gpukeeper.events.connection import Connection
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import Accepted
+from gpukeeper.events.job import Accepted, Rejected, Resubmitted
 from gpukeeper.events.log import Appended, Follower, Refused, Stored, Unanswered
 from gpukeeper.events.objects import JetStreamObjects
 from gpukeeper.events.proposal import Proposal
@@ -32,7 +32,7 @@ from gpukeeper.events.services import Services, serve
 from gpukeeper.events.site import LeaderElected
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
-from gpukeeper.scheduler.accept import Known, decide_submissions
+from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.control import decide_commands, decide_expiries
 from gpukeeper.scheduler.lease import Lease
@@ -135,7 +135,7 @@ class SchedulerService:
     def _on_beat(self, stored: Stored) -> None:
         beat = decode(stored).data
         if isinstance(beat, Heartbeat):
-            self.live.heard(beat)
+            self.live.heard(beat, age_s=(now_ns() - stored.stored_ns) / 1e9)
             self._wake_route.set()
 
     async def _serve(self) -> Services:
@@ -219,7 +219,9 @@ class SchedulerService:
                 stale = True
                 await self._on_lost(proposal, outcome)
         if stale:
-            newest = max(newest, await self._log.last_seq())
+            # The newest that is there: what has aged out is handed to nobody.
+            last = await self._log.last(">")
+            newest = max(newest, 0 if last is None else last.seq)
         if newest:
             await self.projection.wait_folded(newest)
 
@@ -227,23 +229,18 @@ class SchedulerService:
         """Somebody else wrote first, or the log takes nothing: look again before deciding again."""
         code = outcome.code if isinstance(outcome, Refused) else "unanswered"
         _log.info("append_lost", subject=proposal.subject, type=proposal.fact.TYPE, code=code, detail=outcome.detail)
-        if (
-            code == "stale"
-            and isinstance(proposal.fact, Accepted)
-            and proposal.aggregate not in self.projection.site.jobs
-        ):
-            await self._learn(proposal.aggregate)
-        elif code != "stale":
+        fact = proposal.fact
+        if code != "stale":
             await asyncio.sleep(_TICK_S)
+        elif isinstance(fact, Accepted | Rejected | Resubmitted) and fact.job not in self.projection.site.jobs:
+            await self._learn(fact.job, fact.submission_seq)
 
-    async def _learn(self, job_id: str) -> None:
-        """The id was used by a job that the fold has forgotten: read its first fact from the log."""
-        history = await self._log.read(subjects.job(job_id))
-        if not history:
-            return
-        first = decode(history[0]).data
-        digest = first.digest if isinstance(first, Accepted) else ""
-        self._known[job_id] = Known(digest, history[-1].seq)
+    async def _learn(self, job_id: str, submission_seq: int) -> None:
+        """The id was used by a job that the fold has forgotten: read from the log what stands there."""
+        history = [decode(stored) for stored in await self._log.read(subjects.job(job_id))]
+        known = known_from(history, submission_seq)
+        if known is not None:
+            self._known[job_id] = known
 
     def _decide_accepts(self) -> Sequence[Proposal]:
         site = self.projection.site

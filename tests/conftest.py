@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gpukeeper.events.connection import Connection, NatsSettings, connect
 from support.nats import NatsCluster, NatsServer
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

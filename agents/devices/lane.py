@@ -83,7 +83,10 @@ class Lane:
             answer.cancel()
             raise
         if not done:
-            answer.cancel()  # a call that has not begun is then never begun; one that has goes on unheard
+            # A call that has not begun is then never begun; one that has goes on unheard. The thread's own future is
+            # cancelled here and now: through the loop's it would be a turn later, when the call may have begun.
+            call.done.cancel()
+            answer.cancel()
             self._stuck = self._running
             raise LaneStuck(f"no answer within {limit_s:g} s")
         return answer.result()

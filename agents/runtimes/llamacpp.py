@@ -8,86 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
-
-import msgspec
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import llamacpp_wire as wire
 from gpukeeper.agents.runtimes import openai_chat
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
-from gpukeeper.events.readings import Activity, ResidentModel, RuntimeReading
+from gpukeeper.events.modelnames import find_resident, same_model
+from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
-
-
-class _Health(msgspec.Struct):
-    status: str
-
-
-class _Slot(msgspec.Struct):
-    is_processing: bool
-
-
-class _Meta(msgspec.Struct):
-    size: Any = None
-    n_ctx: Any = None
-
-
-class _Served(msgspec.Struct):
-    id: str
-    aliases: list[str] | None = None
-    meta: _Meta | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Served]
-
-
-class _Props(msgspec.Struct):
-    model_path: str | None = None
-
-
-class _Completion(msgspec.Struct):
-    content: str = ""
-    stop: bool = False
-    stop_type: str | None = None
-    stopped_limit: bool = False
-    stopped_eos: bool = False
-    stopped_word: bool = False
-    model: str | None = None
-    tokens_predicted: int | None = None
-    tokens_evaluated: int | None = None
-    error: Any = None
-
-
-class _Embedding(msgspec.Struct):
-    embedding: list[float]
-    index: int
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-
-
-class _Embeddings(msgspec.Struct):
-    data: list[_Embedding]
-    model: str | None = None
-    usage: _Usage | None = None
-
-
-_health = msgspec.json.Decoder(_Health)
-_slots = msgspec.json.Decoder(list[_Slot])
-_models = msgspec.json.Decoder(_Models)
-_props = msgspec.json.Decoder(_Props)
-_completion = msgspec.json.Decoder(_Completion)
-_embeddings = msgspec.json.Decoder(_Embeddings)
-
-#: ``stop_type`` of a completion, in the words of OpenAI's ``finish_reason``.
-_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class LlamaCpp:
@@ -116,10 +47,10 @@ class LlamaCpp:
         limit_s = self._look_timeout_s
         read_at = utc_now()
         health, slots, models, props = await asyncio.gather(
-            attempt(self._http.get("/health", _health), "/health", limit_s),
-            attempt(self._http.get("/slots", _slots), "/slots", limit_s),
-            attempt(self._http.get("/v1/models", _models), "/v1/models", limit_s),
-            attempt(self._http.get("/props", _props), "/props", limit_s),
+            attempt(self._http.get("/health", wire.health_decoder), "/health", limit_s),
+            attempt(self._http.get("/slots", wire.slots_decoder), "/slots", limit_s),
+            attempt(self._http.get("/v1/models", wire.models_decoder), "/v1/models", limit_s),
+            attempt(self._http.get("/props", wire.props_decoder), "/props", limit_s),
         )
         name = self._config.name
         if isinstance(health, RuntimeFailure) or isinstance(models, RuntimeFailure):
@@ -129,19 +60,19 @@ class LlamaCpp:
             error = f"/health: status {health.status!r}"
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=error)
         path = None if isinstance(props, RuntimeFailure) else props.model_path
-        self._file = (_ids(models), path)
+        self._file = (wire.ids(models), path)
         return RuntimeReading(
             runtime=name,
             read_at=read_at,
             healthy=True,
-            activity=_activity(slots),
-            resident=tuple(_resident(served) for served in models.data),
-            models=_names(models, path),
+            activity=wire.activity(slots),
+            resident=tuple(wire.resident(served) for served in models.data),
+            models=wire.names(models, path),
         )
 
     async def residency(self) -> RuntimeReading:
         read_at = utc_now()
-        models = await attempt(self._http.get("/v1/models", _models), "/v1/models", self._look_timeout_s)
+        models = await attempt(self._http.get("/v1/models", wire.models_decoder), "/v1/models", self._look_timeout_s)
         name = self._config.name
         if isinstance(models, RuntimeFailure):
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=str(models))
@@ -150,8 +81,8 @@ class LlamaCpp:
             runtime=name,
             read_at=read_at,
             healthy=True,
-            resident=tuple(_resident(served) for served in models.data),
-            models=_names(models, path if ids == _ids(models) else None),
+            resident=tuple(wire.resident(served) for served in models.data),
+            models=wire.names(models, path if ids == wire.ids(models) else None),
         )
 
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
@@ -162,12 +93,12 @@ class LlamaCpp:
 
     async def model_bytes(self, model: str) -> int | None:
         served = await attempt(self._served(model), "/v1/models", self._look_timeout_s)
-        return None if isinstance(served, RuntimeFailure) else _resident(served).size_bytes
+        return None if isinstance(served, RuntimeFailure) else wire.resident(served).size_bytes
 
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
         await self._served(model)
 
-    async def run(
+    def run(
         self,
         model: str,
         task: Task,
@@ -177,28 +108,25 @@ class LlamaCpp:
     ) -> AsyncGenerator[Token | Done]:
         match task:
             case "generate":
-                running = self._generate(model, work)
+                return self._generate(model, work)
             case "chat":
-                running = self._chat(model, work)
+                return self._chat(model, work)
             case "embed":
-                running = self._embed(model, work)
-        async with aclosing(running):
-            async for item in running:
-                yield item
+                return self._embed(model, work)
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _generate(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
         path = "/completion"
-        body = {**_settings(work), "model": model, "prompt": work.prompt, "stream": True}
+        body = {**wire.settings(work), "model": model, "prompt": work.prompt, "stream": True}
         pieces: list[str] = []
         async with self._http.stream(path, body) as lines:
             async for line in lines:
                 data = openai_chat.sse_data(line, path)
                 if data is None:
                     continue
-                record = decode(data, _completion, path)
+                record = decode(data, wire.completion_decoder, path)
                 if record.error is not None:
                     raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(record.error)}")
                 if record.content:
@@ -210,7 +138,7 @@ class LlamaCpp:
                     yield Done(
                         JobResult(
                             text="".join(pieces),
-                            finish_reason=_finish(record),
+                            finish_reason=wire.finish(record),
                             prompt_tokens=record.tokens_evaluated,
                             completion_tokens=record.tokens_predicted,
                             model=record.model,
@@ -221,7 +149,7 @@ class LlamaCpp:
 
     async def _chat(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
         path = "/v1/chat/completions"
-        settings = _settings(work)
+        settings = wire.settings(work)
         if (limit := settings.pop("n_predict", None)) is not None:
             settings["max_tokens"] = limit
         body = {
@@ -253,7 +181,7 @@ class LlamaCpp:
         answer = await self._http.post(
             path,
             {**(work.options or {}), "model": model, "input": wanted, "encoding_format": "float"},
-            _embeddings,
+            wire.embeddings_decoder,
         )
         rows = sorted(answer.data, key=lambda row: row.index)
         if [row.index for row in rows] != list(range(len(wanted))):
@@ -267,13 +195,13 @@ class LlamaCpp:
             )
         )
 
-    async def _served(self, model: str) -> _Served:
+    async def _served(self, model: str) -> wire.Served:
         """What the server says about ``model``; raises LOAD_FAILED where it serves another."""
-        models = await self._http.get("/v1/models", _models)
+        models = await self._http.get("/v1/models", wire.models_decoder)
         for served in models.data:
             if any(same_model(name, model) for name in (served.id, *(served.aliases or ()))):
                 return served
-        props = await attempt(self._http.get("/props", _props), "/props", self._look_timeout_s)
+        props = await attempt(self._http.get("/props", wire.props_decoder), "/props", self._look_timeout_s)
         path = None if isinstance(props, RuntimeFailure) else props.model_path
         if path and len(models.data) == 1 and same_model(path, model):
             return models.data[0]
@@ -296,60 +224,3 @@ class LlamaCpp:
             raise RuntimeFailure(
                 Reason.RUNTIME_BAD_REPLY, f"asked {model}, answered by {answered}: {failure.detail}"
             ) from failure
-
-
-def _activity(slots: list[_Slot] | RuntimeFailure) -> Activity:
-    """Busy where any slot works; unknown where the server was started without ``/slots``."""
-    if isinstance(slots, RuntimeFailure) or not slots:
-        return "unknown"
-    return "busy" if any(slot.is_processing for slot in slots) else "idle"
-
-
-def _resident(served: _Served) -> ResidentModel:
-    meta = served.meta or _Meta()
-    return ResidentModel(
-        model=canonical(served.id),
-        size_bytes=_count(meta.size),
-        context_length=_count(meta.n_ctx),
-        pinned=True,
-    )
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
-def _ids(models: _Models) -> tuple[str, ...]:
-    return tuple(served.id for served in models.data)
-
-
-def _names(models: _Models, path: str | None) -> tuple[str, ...]:
-    """Every name that a job may ask the server's models by, once each, in order."""
-    names: dict[str, None] = {}
-    for served in models.data:
-        for name in (served.id, *(served.aliases or ())):
-            names.update(dict.fromkeys(all_names(name)))
-    if path and len(models.data) == 1:
-        names.update(dict.fromkeys(all_names(path)))
-    return tuple(names)
-
-
-def _finish(record: _Completion) -> str | None:
-    if record.stop_type is not None:
-        return _FINISH.get(record.stop_type, record.stop_type)
-    if record.stopped_limit:
-        return "length"
-    return "stop" if record.stopped_eos or record.stopped_word else None
-
-
-def _settings(work: Work) -> dict[str, Any]:
-    """``options`` as they are, then the neutral settings that were given."""
-    named = {
-        "n_predict": work.max_tokens,
-        "temperature": work.temperature,
-        "top_p": work.top_p,
-        "top_k": work.top_k,
-        "seed": work.seed,
-        "stop": work.stop,
-    }
-    return {**(work.options or {}), **{key: value for key, value in named.items() if value is not None}}

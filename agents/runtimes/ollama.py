@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.names import all_names, canonical, find_resident, same_model
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.events.modelnames import all_names, canonical, find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
@@ -118,28 +118,17 @@ class Ollama:
         if not answer.done:
             raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done")
 
-    async def run(
+    def run(
         self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         options = wire.options(work)
         if canonical(model) in self._on_cpu:
             options["num_gpu"] = 0
-        body: dict[str, Any] = {
-            "model": model,
-            "keep_alive": self._config.keep_alive_s if keep_alive_s is None else keep_alive_s,
-        }
+        keep_s = self._config.keep_alive_s if keep_alive_s is None else keep_alive_s
+        body: dict[str, Any] = {"model": model, "keep_alive": keep_s}
         if options:
             body["options"] = options
-        match task:
-            case "generate":
-                running = self._stream("/api/generate", {**body, "prompt": work.prompt, "stream": True})
-            case "chat":
-                running = self._stream("/api/chat", {**body, "messages": wire.messages(work), "stream": True})
-            case "embed":
-                running = self._embed({**body, "input": work.input}, work)
-        async with aclosing(running):
-            async for item in running:
-                yield item
+        return self._embed(body, work) if task == "embed" else self._stream(body, work, chat=task == "chat")
 
     async def _resident(self) -> tuple[ResidentModel, ...]:
         return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))
@@ -150,11 +139,12 @@ class Ollama:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Token | Done]:
+    async def _stream(self, body: dict[str, Any], work: Work, *, chat: bool) -> AsyncGenerator[Token | Done]:
+        path = "/api/chat" if chat else "/api/generate"
+        asked = {"messages": ollama_chat.messages(work)} if chat else {"prompt": work.prompt}
         pieces: list[str] = []
         calls: list[Any] = []
-        chat = "messages" in body
-        async with self._http.stream(path, body) as lines:
+        async with self._http.stream(path, {**body, **asked, "stream": True}) as lines:
             async for line in lines:
                 record = decode(line, wire.record_decoder, path)
                 if record.error is not None:
@@ -173,7 +163,7 @@ class Ollama:
 
     async def _embed(self, body: dict[str, Any], work: Work) -> AsyncGenerator[Token | Done]:
         path = "/api/embed"
-        answer = await self._http.post(path, body, wire.embed_decoder)
+        answer = await self._http.post(path, {**body, "input": work.input}, wire.embed_decoder)
         wanted = 1 if isinstance(work.input, str) else len(work.input or ())
         if len(answer.embeddings) != wanted:
             raise RuntimeFailure(

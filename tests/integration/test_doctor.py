@@ -59,16 +59,16 @@ async def server(data: Path) -> AsyncGenerator[NatsServer]:
 
 
 @asynccontextmanager
-async def http(answer: bytes | None) -> AsyncGenerator[str]:
+async def http(answer: bytes | None, *, then_hold: bool = False) -> AsyncGenerator[str]:
     """A server that gives every request ``answer``, or none at all; yields its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        if answer is None:
-            await reader.read()
-        else:
+        if answer is not None:
             writer.write(answer)
             await writer.drain()
+        if answer is None or then_hold:
+            await reader.read()
         writer.close()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -233,14 +233,39 @@ class _Yesterday(datetime):
 
 
 async def test_a_machine_without_a_device_is_not_faulty_and_one_with_a_broken_driver_is() -> None:
-    (none,) = await doctor.device_checks(Finder())
-    (broken,) = await doctor.device_checks(Finder(problems=["the driver does not answer"]))
+    (none,) = await doctor.device_checks(Finder(), expected=False)
+    (no_driver,) = await doctor.device_checks(Finder(problems=["no driver"]), expected=False)
+    (broken,) = await doctor.device_checks(Finder(problems=["the driver does not answer"]), expected=True)
     parent = Device(id="GPU-1", kind="gpu", name="A", unschedulable="it is cut into slices")
-    (useless,) = await doctor.device_checks(Finder(parent, problems=["GPU-1 (A): it is cut into slices"]))
-    good, bad = await doctor.device_checks(Finder(Device(id="GPU-2", kind="gpu", name="B"), parent, problems=["x"]))
+    (useless,) = await doctor.device_checks(
+        Finder(parent, problems=["GPU-1 (A): it is cut into slices"]), expected=False
+    )
+    good, bad = await doctor.device_checks(
+        Finder(Device(id="GPU-2", kind="gpu", name="B"), parent, problems=["x"]), expected=False
+    )
 
-    assert (none.ok, broken.ok, useless.ok, good.ok, bad.ok) == (None, False, False, True, False)
+    assert (none.ok, no_driver.ok, broken.ok, useless.ok) == (None, None, False, False)
+    assert (good.ok, bad.ok) == (True, False)
     assert (broken.detail, good.detail) == ("the driver does not answer", "B (GPU-2)")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device_class", "found"),
+    [
+        *(("0x10de", "0x030000", True), ("0x10de", "0x030200", True)),
+        *(("0x10de", "0x040300", False), ("0x8086", "0x030000", False), (None, "0x030000", False)),
+    ],
+)
+def test_an_nvidia_card_is_seen_without_its_driver(
+    tmp_path: Path, vendor: str | None, device_class: str, found: bool
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "class").write_text(device_class + "\n")
+    if vendor is not None:
+        (tmp_path / "0000:01:00.0" / "vendor").write_text(vendor + "\n")
+
+    assert doctor.has_nvidia_hardware(tmp_path) is found
+    assert doctor.has_nvidia_hardware(tmp_path / "missing") is False
 
 
 async def test_a_driver_that_hangs_is_a_check_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +275,7 @@ async def test_a_driver_that_hangs_is_a_check_and_not_a_hang(monkeypatch: pytest
             return ()
 
     monkeypatch.setattr(doctor, "DEVICES_ANSWER_S", 0.01)
-    (check,) = await doctor.device_checks(Hangs())
+    (check,) = await doctor.device_checks(Hangs(), expected=True)
 
     assert (check.ok, check.detail) == (False, "the driver did not answer within 0.01 s")
 
@@ -285,8 +310,22 @@ async def test_a_runtime_that_does_not_answer_is_a_check_and_not_a_hang(monkeypa
     async with http(None) as url:
         check = await look_at_runtime(url)
 
-    assert check.ok is False
-    assert "ReadTimeout" in check.detail
+    assert (check.ok, check.detail) == (False, f"{url}/api/version: no answer within 0.05 s")
+
+
+async def test_a_runtime_that_answers_a_byte_at_a_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "RUNTIME_ANSWER_S", 0.05)
+    async with http(b"HTTP/1.1 200 OK\r\nX-Slow: ", then_hold=True) as url:
+        check = await look_at_runtime(url)
+
+    assert (check.ok, check.detail) == (False, f"{url}/api/version: no answer within 0.05 s")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:11434", "ftp://host", "http://host:notaport"])
+async def test_a_url_that_is_none_is_a_check(url: str) -> None:
+    check = await look_at_runtime(url)
+
+    assert (check.ok, check.fix) == (False, "start it, or correct url or provider of the runtime r")
 
 
 async def test_what_is_no_http_at_all_is_a_check() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -245,9 +245,9 @@ async def test_with_verbose_each_line_of_a_part_follows_its_name(tmp_path: Path,
 
 
 @asynccontextmanager
-async def running_up(tmp_path: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def running_up(tmp_path: Path, *, before: Sequence[str] = ()) -> AsyncGenerator[asyncio.subprocess.Process]:
     """A ``gpuq up`` that is ready; killed at the end where it still runs."""
-    process = await start_up(tmp_path)
+    process = await start_up(tmp_path, before=before)
     try:
         await until(lambda: (tmp_path / "url").exists() and pids(tmp_path, "agent"), "the site is up")
         yield process
@@ -257,8 +257,9 @@ async def running_up(tmp_path: Path) -> AsyncGenerator[asyncio.subprocess.Proces
         await process.communicate()
 
 
-async def start_up(tmp_path: Path) -> asyncio.subprocess.Process:
+async def start_up(tmp_path: Path, *, before: Sequence[str] = ()) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
+        *before,
         *run_up(tmp_path / "data", tmp_path),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=asyncio.subprocess.PIPE,
@@ -279,6 +280,17 @@ async def test_a_site_is_up_and_goes_down_with_sigterm(tmp_path: Path) -> None:
     assert alive == [True, True, True]
     assert ended(tmp_path) == ["agent", "scheduler"]
     assert not any(map(is_running, everybody))
+
+
+async def test_under_nohup_in_a_script_it_outlives_the_terminal_and_still_heeds_ctrl_c(tmp_path: Path) -> None:
+    ignoring = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
+    async with running_up(tmp_path, before=ignoring) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+
+    assert process.returncode == 0
+    assert "stopping after SIGINT" in said.decode()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a death signal")

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import msgspec
 import nats.errors
 import nats.js.errors
@@ -51,11 +51,13 @@ class Fake:
         self.provider = provider
         self._port_file = folder / f"{name}.port"
         self.part = Part(name, self._argv(0), folder)
-        self._client = httpx.AsyncClient(trust_env=False, timeout=60)
+        self._client: aiohttp.ClientSession | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Start it, on the port it had before where it had one."""
+        if self._client is None:
+            self._client = aiohttp.ClientSession(trust_env=False, timeout=aiohttp.ClientTimeout(total=60))
         self.part.start()
         port = await until_answered(self._port, f"{self.name} listens")
         self.url = f"http://127.0.0.1:{port}"
@@ -88,18 +90,23 @@ class Fake:
         await self._post("/_fake/until", {"prompt": prompt, "times": times})
 
     async def counters(self) -> dict[str, Any]:
-        answer = await self._client.get(f"{self.url}/_fake/counters")
-        return answer.raise_for_status().json()
+        assert self._client is not None, "start() first"
+        async with self._client.get(f"{self.url}/_fake/counters") as answer:
+            answer.raise_for_status()
+            return await answer.json()
 
     async def prompts(self) -> dict[str, int]:
         """How often each prompt was sent as work."""
         return (await self.counters())["prompts"]
 
     async def _post(self, path: str, body: object) -> None:
-        (await self._client.post(self.url + path, json=body)).raise_for_status()
+        assert self._client is not None, "start() first"
+        async with self._client.post(self.url + path, json=body) as answer:
+            answer.raise_for_status()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.close()
 
 
 class Sent(msgspec.Struct, frozen=True):

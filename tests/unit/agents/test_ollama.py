@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
@@ -317,7 +318,7 @@ def test_content_in_parts_becomes_text_and_images() -> None:
     ]
     work = Work(messages=[ChatMessage(role="user", content=parts, images=["/9j/4A"])])
 
-    (message,) = wire.messages(work)
+    (message,) = ollama_chat.messages(work)
 
     assert message == {"role": "user", "content": "What is\nthis?", "images": ["/9j/4A", "iVBORw0"]}
 
@@ -325,7 +326,7 @@ def test_content_in_parts_becomes_text_and_images() -> None:
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}, {"type": "audio"}, 7])
 def test_a_part_that_ollama_cannot_take_is_named_by_its_place(part: Any) -> None:
     with pytest.raises(RuntimeFailure) as caught:
-        wire.messages(Work(messages=[ChatMessage(role="user", content=["skipped", part][1:])]))
+        ollama_chat.messages(Work(messages=[ChatMessage(role="user", content=["skipped", part][1:])]))
 
     assert caught.value.reason is Reason.INVALID
     assert "messages[0].content[0]" in caught.value.detail
@@ -335,7 +336,7 @@ def test_calls_of_tools_have_their_arguments_as_an_object() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     work = Work(messages=[ChatMessage(role="assistant", tool_calls=[call])])
 
-    (message,) = wire.messages(work)
+    (message,) = ollama_chat.messages(work)
 
     assert message["tool_calls"] == [{"function": {"name": "add", "arguments": {"a": 1}}}]
 

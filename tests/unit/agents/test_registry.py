@@ -6,9 +6,9 @@ import pytest
 
 from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
-from gpukeeper.agents.runtimes.names import all_names, same_model
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.agents.runtimes.registry import build, find_runtimes
+from gpukeeper.events.modelnames import all_names, same_model
 from support.fake_http import Fault, FaultKind
 from support.ollama import FakeOllama
 

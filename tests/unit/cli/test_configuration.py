@@ -57,7 +57,10 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ('[host]\nname = "a.b"', r'host.name = "a.b": expected string of 1 to 64 of A-Z a-z 0-9 _ -'),
         ('[host]\nname = "a\\n"', r"host.name = .*: expected string of 1 to 64 of A-Z a-z 0-9 _ -"),
         ('[[devices]]\nid = "a\\n"', r"devices\[0\].id = .*: expected string of 1 to 64 of A-Z a-z 0-9 _ -"),
-        (RUNTIME + 'devices = ["c\\n"]', r"runtimes\[0\].devices = .*: expected string of 1 to 64 of A-Z a-z 0-9 _ -"),
+        (
+            RUNTIME + 'devices = ["c\\n"]',
+            r"runtimes\[0\].devices\[0\] = .*: expected string of 1 to 64 of A-Z a-z 0-9 _ -",
+        ),
         (RUNTIME + RUNTIME, r'runtimes\[1\].name = "a": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\n' * 2, r'devices\[1\].id = "c": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\nsource = "static"', r"devices\[0\].total_mb: missing: must be a capacity"),
@@ -192,7 +195,7 @@ def test_a_deadline_remembers_the_file_that_gave_it(tmp_path: Path) -> None:
     scheduler = scheduler_config(loaded.config, deadline_sources=loaded.deadline_sources)
 
     assert scheduler.deadline_source("run_s") == f"{tmp_path}/gpuq.toml, deadlines.run_s"
-    assert "default" in scheduler.deadline_source("load_s")
+    assert scheduler.deadline_source("load_s") == ""
 
 
 def test_every_setting_reaches_the_process_that_uses_it() -> None:

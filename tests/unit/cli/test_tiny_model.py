@@ -33,12 +33,13 @@ def test_a_width_that_no_layer_can_have_is_refused(tmp_path: Path, width: int) -
 async def test_it_speaks_in_words_and_says_no_more_than_it_is_asked(tmp_path: Path) -> None:
     async with llama_server(tmp_path) as server:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
-        items = [item async for item in llama.run("tiny", "generate", Work(prompt="Hello", max_tokens=21))]
+        work = Work(prompt="Hello", max_tokens=60, temperature=10, options={"top_k": 0, "top_p": 1, "min_p": 0})
+        items = [item async for item in llama.run("tiny", "generate", work)]
         await llama.close()
 
     done = items[-1]
     assert isinstance(done, Done)
-    assert done.result.completion_tokens == 21
+    assert done.result.completion_tokens == 60
     text = done.result.text
     assert text is not None
     assert set(text.replace(".", " .").split()) <= WORDS

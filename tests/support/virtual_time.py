@@ -1,0 +1,61 @@
+"""Time that passes at once: an event loop whose clock jumps to the next timer whenever nothing is left to do.
+
+For code that waits by the loop only: sleeps, timeouts and ``loop.time()`` agree, and no test waits for real. What comes
+from outside the loop (threads, sockets, processes) is not waited for, and has no place under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, cast
+
+P = ParamSpec("P")
+
+#: Where the clock of a test begins: some second of the year 2025.
+START_S = 1_750_000_000
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Never blocks: the time it was asked to wait has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise AssertionError("the test waits for something that never comes")
+            self.passed_s += max(timeout, 0.0)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop with a clock of its own."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return START_S + self._jumping.passed_s
+
+
+def now_ns() -> int:
+    """The loop's clock, as a server's clock of nanoseconds."""
+    return int(asyncio.get_running_loop().time() * 1e9)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test (or one example of a property) on a loop of its own, in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return cast("Callable[P, None]", run)

@@ -454,3 +454,11 @@ def test_an_answer_fits_into_a_message(h: History) -> None:
     fact = rejected(h, model="x" * 256)
 
     assert len(msgspec.json.encode(fact)) < 4096
+
+
+def test_a_device_that_its_host_no_longer_has_is_no_place_though_a_runtime_names_it(h: History) -> None:
+    h.registered(devices=("g0", "g1"))
+    h.joined(devices=("g1",), total_mb=8000)
+    h.registered(devices=("g0", "g1"))
+
+    assert rejected(h, need={"vram_mb": 20_000}).reason is Reason.NEED_EXCEEDS_DEVICES

@@ -551,6 +551,14 @@ def test_a_denied_job_that_does_not_want_to_wait_is_told_so(h: History) -> None:
     assert unroutable(h) == {"a": Reason.DENIED}
 
 
+def test_a_denied_job_is_judged_by_its_own_denials_though_one_before_it_may_begin_there(h: History) -> None:
+    h.accepted("b", priority=9)
+    h.accepted("a", on_capacity="reject")
+    h.denied("a")
+
+    assert unroutable(h) == {"a": Reason.DENIED}
+
+
 # --- purity
 
 

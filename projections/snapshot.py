@@ -79,8 +79,8 @@ async def save(objects: Objects, site: Site) -> str:
     return name
 
 
-async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
-    """The newest snapshot that fits this code, this log and this retention, or None."""
+async def load(objects: Objects, log: Log, retention: Retention | None) -> Site | None:
+    """The newest snapshot that fits this code, this log and this retention (any, where it is None), or None."""
     try:
         names = sorted((n for n in await objects.names() if n.startswith(f"{_PREFIX}-")), reverse=True)
     except LogUnavailable as error:
@@ -98,7 +98,7 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
     return None
 
 
-async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | None, str]:
+async def _restore(body: bytes, log: Log, retention: Retention | None) -> tuple[Site | None, str]:
     try:
         snapshot = _decode_snapshot(body)
         state_bytes = bytes(snapshot.state)
@@ -107,7 +107,7 @@ async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | 
         state = _decode_state(state_bytes)
     except (msgspec.MsgspecError, RecursionError) as error:
         return None, f"it is corrupt: {error}"
-    if state.retention != retention:
+    if retention is not None and state.retention != retention:
         return None, "it was made with another retention"
     if snapshot.seq:
         event = await log.get(snapshot.seq)

@@ -9,9 +9,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-import nats.errors
-
+from gpukeeper.cli.arrival import until_joined, until_log
 from gpukeeper.cli.inbox import Inbox
 from gpukeeper.cli.livesite import LiveSite
 from gpukeeper.cli.options import Where
@@ -23,13 +21,11 @@ from gpukeeper.cli.siteview import devices_document
 from gpukeeper.cli.up import up
 from gpukeeper.cli.watching import news_line
 from gpukeeper.cli.words import IMPORTANT
-from gpukeeper.events import subjects
 from gpukeeper.events.clock import now_ns
-from gpukeeper.events.errors import GpukeeperError, LogUnavailable
+from gpukeeper.events.errors import GpukeeperError
 
 #: How long the scheduler may take to create the log, and the agent to join, before something is said about it.
 _START_S = 30.0
-_LOOK_AGAIN_S = 0.1
 
 
 async def run_up(where: Where, *, quiet: bool, verbose: bool) -> int:
@@ -38,7 +34,7 @@ async def run_up(where: Where, *, quiet: bool, verbose: bool) -> int:
     Raises:
         GpukeeperError: it cannot start, in words.
     """
-    loaded, data = load_where(where)
+    loaded, data = load_where(where, os.environ)
     host = agent_config(loaded.config, machine_name=platform.node()).host
     ready = asyncio.Event()
     news = None if quiet else asyncio.create_task(_tell_news(where, host, ready))
@@ -79,10 +75,9 @@ async def _tell_start(session: Session, where: Where, host: str) -> int:
     live = LiveSite(session)
     try:
         async with asyncio.timeout(_START_S):
-            await _until_log(session)
+            await until_log(session)
             await live.start()
-            while not await _joined(session, live, host):
-                await asyncio.sleep(_LOOK_AGAIN_S)
+            await until_joined(session, live, host)
     except TimeoutError:
         tell(f"the agent has not joined within {_START_S:g} s: see {session.data / 'logs' / 'agent.log'}")
     finally:
@@ -91,30 +86,6 @@ async def _tell_start(session: Session, where: Where, host: str) -> int:
     for line in _found(next((each for each in found["hosts"] if each["host"] == host), None), where):
         say(one_line(line, 2000))
     return live.site.seq
-
-
-async def _until_log(session: Session) -> None:
-    """Wait for the scheduler of a new site to create the log."""
-    while True:
-        try:
-            await session.log.last_seq()
-        except LogUnavailable:
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        else:
-            return
-
-
-async def _joined(session: Session, live: LiveSite, host: str) -> bool:
-    """Whether the agent that answers here is the one that the log says speaks for the host."""
-    known = live.site.hosts.get(host)
-    if known is None or known.left or host not in live.heard:
-        return False
-    try:
-        answer = await session.connection.client.request(subjects.agent_ping(host), b"", timeout=1)
-        said: dict[str, Any] = msgspec.json.decode(answer.data, type=dict[str, Any])
-    except (TimeoutError, nats.errors.Error, msgspec.MsgspecError):
-        return False
-    return said.get("instance_id") == known.instance_id
 
 
 def _found(host: dict[str, Any] | None, where: Where) -> Iterator[str]:

@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail("usage", error.format_message(), Exit.USAGE, as_json=as_json, hint=" (see --help)")
     except GpukeeperError as error:
+        if error.code == "output_closed":
+            # Nothing more may be written there, also not when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.OK
         return _fail(error.code, error.message, exit_code_of(error), as_json=as_json, fields=error.fields)
-    except BrokenPipeError:
-        # Whoever reads us has seen enough. Nothing more may be written, also not when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
     except Exception as error:  # noqa: BLE001 - the last resort: a sentence, and how to see more
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpukeeper.events.errors import GpukeeperError
+
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
@@ -42,9 +44,27 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+class OutputClosed(GpukeeperError):
+    """Whoever reads stdout has seen enough."""
+
+    code = "output_closed"
+
+
 def say(line: str) -> None:
-    """One line on stdout. Whatever others wrote in it must have gone through :func:`one_line`."""
-    print(line, flush=True)  # noqa: T201
+    """One line on stdout. Whatever others wrote in it must have gone through :func:`one_line`.
+
+    Raises:
+        OutputClosed: nobody reads any more.
+    """
+    _write(line + "\n")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise OutputClosed from None
 
 
 def tell(line: str) -> None:
@@ -54,8 +74,7 @@ def tell(line: str) -> None:
 
 def write_text(text: str) -> None:
     """A piece of what a model wrote: as it is into a pipe or file, escaped on a terminal."""
-    sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    _write(safe(text) if sys.stdout.isatty() else text)
 
 
 def print_text(text: str) -> None:

@@ -6,7 +6,7 @@ import getpass
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -81,26 +81,30 @@ class Session:
         return True
 
 
-def load_where(where: Where) -> tuple[Loaded, Path]:
-    """The configuration and the data folder that ``where`` names.
+def load_where(where: Where, environ: Mapping[str, str]) -> tuple[Loaded, Path]:
+    """The configuration and the data folder that ``where`` names, else ``environ``, else the defaults.
 
     Raises:
         ConfigError: names the file, the path, the value and what would be right.
     """
-    loaded = load_config(where.config, os.environ, cwd=Path.cwd(), nats_url=where.nats)
-    return loaded, data_folder(where.data, os.environ)
+    loaded = load_config(where.config, environ, cwd=Path.cwd(), nats_url=where.nats)
+    return loaded, data_folder(where.data, environ)
 
 
 @asynccontextmanager
-async def open_session(where: Where, *, follows: bool = False) -> AsyncGenerator[Session]:
+async def open_session(
+    where: Where, *, follows: bool = False, environ: Mapping[str, str] | None = None
+) -> AsyncGenerator[Session]:
     """Connect to the site that ``where`` names; ``follows``: it lasts, so that what goes wrong meanwhile is told.
+
+    ``environ`` stands for this process's environment where it is given.
 
     Raises:
         LogUnavailable: no server answers, or it refuses the login.
         ConfigError, NoCredentials, CredentialsUnreadable: in words.
     """
     log_to_stderr(logging.WARNING if follows else logging.ERROR)
-    loaded, data = load_where(where)
+    loaded, data = load_where(where, os.environ if environ is None else environ)
     settings = nats_settings(loaded.config.nats, data)
     try:
         connection = await connect(settings, name="gpuq")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
@@ -117,4 +116,3 @@ def print_result(result: JobResult) -> None:
             say(json_text(row))
     else:
         say(json_text(result.message))
-    sys.stdout.flush()

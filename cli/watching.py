@@ -7,7 +7,7 @@ from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.inbox import Inbox, following
 from gpukeeper.cli.logrange import Filter
 from gpukeeper.cli.options import Where
-from gpukeeper.cli.printing import one_line, print_json_line, say
+from gpukeeper.cli.printing import one_line, print_json_line, say, tell
 from gpukeeper.cli.quantities import clock_time
 from gpukeeper.cli.session import open_session
 from gpukeeper.cli.waiting import is_end
@@ -29,7 +29,9 @@ async def watch_site(where: Where, *, everything: bool, as_json: bool) -> Exit:
         LogUnavailable: the log cannot be followed (any more).
     """
     async with open_session(where, follows=True) as session, Inbox(session) as inbox:
-        await inbox.follow(after=await session.log.last_seq())
+        after = await session.log.last_seq()
+        await inbox.follow(after=after)
+        tell(f"watching what comes after event {after}; Ctrl-C ends")
         while True:
             event = await inbox.next_event()
             if not everything and not isinstance(event.data, IMPORTANT):

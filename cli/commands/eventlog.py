@@ -27,17 +27,23 @@ def events(
     ] = None,
     type_: Annotated[
         list[str] | None,
-        typer.Option("--type", rich_help_panel=_FILTERS, help="Of this type, such as job.accepted or 'device.*'."),
+        typer.Option("--type", metavar="TYPE", rich_help_panel=_FILTERS, help="Such as job.accepted or 'device.*'."),
     ] = None,
     producer: Annotated[
         str | None, typer.Option("--producer", rich_help_panel=_FILTERS, help="Submitted or caused by this producer.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", rich_help_panel=_FILTERS, help="From this sequence or time on, or as long ago: 10m."),
+        typer.Option(
+            "--since",
+            metavar="WHEN",
+            rich_help_panel=_FILTERS,
+            help="From this sequence or time on, or 10m ago.",
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", rich_help_panel=_FILTERS, help="Up to this sequence or time, or 10m.")
+        str | None,
+        typer.Option("--until", metavar="WHEN", rich_help_panel=_FILTERS, help="Up to there."),
     ] = None,
     limit: Annotated[
         int | None,

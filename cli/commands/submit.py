@@ -36,7 +36,9 @@ def submit(
         Path | None,
         typer.Option("--file", "-f", metavar="FILE", help="A job as JSON; - is stdin.", rich_help_panel=_JOB),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="At most.", rich_help_panel=_JOB)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Generate so many at most.", rich_help_panel=_JOB)
+    ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", rich_help_panel=_JOB)] = None,
     seed: Annotated[int | None, typer.Option("--seed", rich_help_panel=_JOB)] = None,
     option: Annotated[
@@ -45,7 +47,7 @@ def submit(
     ] = None,
     job_id: Annotated[
         str | None,
-        typer.Option("--id", help="The job's id: the same id and body are the same job.", rich_help_panel=_JOB),
+        typer.Option("--id", metavar="ID", help="The same id and body are the same job.", rich_help_panel=_JOB),
     ] = None,
     producer: Annotated[
         str | None, typer.Option("--producer", help="Who submits. Default: your user name.", rich_help_panel=_JOB)

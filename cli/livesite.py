@@ -55,7 +55,8 @@ class LiveSite:
         Raises:
             LogUnavailable, WaitTimedOut: the log did not answer (in time).
         """
-        await asyncio.gather(self._projection.start(catch_up_timeout_s=CATCH_UP_S), self._hear())
+        await self._projection.start(catch_up_timeout_s=CATCH_UP_S)
+        await self._hear()
 
     async def stop(self) -> None:
         await self._projection.stop()

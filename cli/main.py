@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -87,9 +86,6 @@ def run() -> None:
         if reconfigure is not None:
             # A terminal that cannot show a character shows its escape instead of an error.
             reconfigure(errors="backslashreplace")
-    if sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
-        # Started with `python -m`: modules of the current folder are not ours to import.
-        sys.path.pop(0)
     sys.exit(main())
 
 

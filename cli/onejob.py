@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gpukeeper.cli.errors import NotFound
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.inbox import Inbox
@@ -34,7 +32,8 @@ async def show_status(where: Where, job_id: str, *, as_json: bool) -> Exit:
     async with open_session(where) as session:
         live = LiveSite(session)
         try:
-            _, history = await asyncio.gather(live.start(), session.history(subjects.job(job_id)))
+            await live.start()
+            history = await session.history(subjects.job(job_id))
             job = live.site.jobs.get(job_id) or fold_alone(history, job_id)
             if job is None:
                 return await _show_submitted(session, live.site, job_id, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_waiting_prints_the_text_of_the_result_and_nothing_else_on_stdout(site: 
 
     assert ran.code == Exit.OK
     assert len(ran.out.split()) >= 7
-    assert ran.err == "wait-1 accepted\n"
+    assert ran.err.startswith("wait-1 accepted")
     assert site.gpuq("result", "wait-1").out == ran.out
 
 
@@ -422,6 +423,40 @@ def test_a_reader_that_has_seen_enough_is_no_error(site: CliSite) -> None:
         assert process.wait(30) == Exit.OK
     finally:
         stop(process)
+
+
+def test_on_a_terminal_tables_are_drawn_in_place_and_text_is_made_harmless(site: CliSite) -> None:
+    with site.llama.repeating():
+        job_id = site.submit("--model", FAKE, "red \x1b[31m and bell \x07 and [bold]no markup[/bold]")
+        site.gpuq("result", "--wait", job_id)
+    text = on_terminal(site, "result", job_id)
+    queue = on_terminal(site, "queue", "--watch", until=b"0 waiting")
+    devices = on_terminal(site, "devices")
+
+    assert text == b"red \\x1b[31m and bell \\x07 and [bold]no markup[/bold]\r\n"
+    assert b"\x1b[?25l" in queue  # the cursor is hidden while it is drawn again and again
+    assert f"{HOST}/cpu".encode() in devices
+
+
+def on_terminal(site: CliSite, *arguments: str, until: bytes | None = None) -> bytes:
+    """What a command writes to a terminal, all of it or up to ``until`` for one that does not end."""
+    leader, follower = os.openpty()
+    process = site.popen(*arguments, stdout=follower, stderr=subprocess.DEVNULL)
+    os.close(follower)
+    seen = b""
+    try:
+        while until is None or until not in seen:
+            try:
+                piece = os.read(leader, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            seen += piece
+    finally:
+        stop(process)
+        os.close(leader)
+    return seen
 
 
 # --- the machine

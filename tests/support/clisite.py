@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import nats
 import structlog
@@ -112,9 +112,20 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def gpuq_argv(*arguments: str) -> list[str]:
-    """The command line of a gpuq process of its own."""
-    return [sys.executable, "-P", "-m", "gpukeeper.cli.main", *arguments]
+def start(
+    *arguments: str,
+    stdout: IO[bytes] | int = subprocess.PIPE,
+    stderr: int = subprocess.STDOUT,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a gpuq process of its own; ``env`` is added to its environment. End it with :func:`stop`."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpukeeper.cli.main", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env={**environment(), **(env or {})},
+    )
 
 
 class ControlledLlama(FakeLlamaCpp):
@@ -157,7 +168,7 @@ class ThreadedLlama:
         self._thread.join(30)
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def holding(self) -> Generator[None]:
         """Every completion stops after its first token until the end of this."""
         self._call(lambda: setattr(self.fake, "hold", asyncio.Event()))
         try:
@@ -176,7 +187,7 @@ class ThreadedLlama:
         self._call(let_go)
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> Generator[None]:
         """The server says that it works, whatever it does."""
         self._call(lambda: setattr(self.fake, "in_flight", self.fake.in_flight + 1))
         try:
@@ -185,7 +196,7 @@ class ThreadedLlama:
             self._call(lambda: setattr(self.fake, "in_flight", self.fake.in_flight - 1))
 
     @contextmanager
-    def repeating(self) -> Iterator[None]:
+    def repeating(self) -> Generator[None]:
         """Completions say again what they are asked until the end of this."""
         self.fake.repeats = True
         try:
@@ -255,10 +266,11 @@ class CliSite:
         """Run one command against this site, in this process."""
         return run_gpuq(*self.where(), *arguments, stdin=stdin)
 
-    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    def popen(
+        self, *arguments: str, stdout: IO[bytes] | int = subprocess.PIPE, stderr: int = subprocess.STDOUT
+    ) -> subprocess.Popen[bytes]:
         """Start one command against this site as a process of its own."""
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(gpuq_argv(*self.where(), *arguments), env=environment(), **{**streams, **options})
+        return start(*self.where(), *arguments, stdout=stdout, stderr=stderr)
 
     def publish(self, body: bytes, *, producer: str = "raw", headers: Mapping[str, str] | None = None) -> int:
         """Publish as a program without our library does, with the producer's login; return the sequence."""
@@ -293,7 +305,7 @@ class CliSite:
         assert self.up is not None
         assert self.up.poll() is None, (self.folder / "up.out").read_text()
         ran = self.gpuq("devices", "--json")
-        hosts = ran.document["hosts"] if ran.code == 0 else []
+        hosts: list[Any] = ran.document["hosts"] if ran.code == 0 else []
         return any(host["agent"] == "live" and all(each["healthy"] for each in host["runtimes"]) for host in hosts)
 
     def _start_real(self) -> int:

@@ -32,6 +32,7 @@ from gpukeeper.events.recorder import Recorder, Stamp
 from gpukeeper.events.route import Routed
 from gpukeeper.events.services import Services, serve
 from gpukeeper.events.site import LeaderElected
+from gpukeeper.events.tasks import end_all
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
 from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
@@ -122,9 +123,7 @@ class SchedulerService:
                 await self._save()
         finally:
             self.leading.clear()
-            for task in ends:
-                task.cancel()
-            await asyncio.wait(ends)
+            await end_all(ends)
 
     # --- what is heard
 

@@ -27,8 +27,6 @@ from gpukeeper.projections.host import Host, Runtime, why_suspect
 from gpukeeper.projections.job import CancelWish, Denial, Job, Phase, Route, RouteSeq
 from gpukeeper.projections.queue import Queue
 
-_DENIALS_KEPT_MAX = 8
-
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
     """How long ended jobs stay in memory, in event time and number. The log has them for ever."""
@@ -257,7 +255,9 @@ class Site:
 
     def on_accepted(self, event: Event, fact: job_facts.Accepted) -> None:
         submission = self.submissions.pop(fact.submission_seq, None)
-        if fact.job in self.jobs:
+        if submission is None or fact.job in self.jobs:
+            # Two schedulers that led for a moment may answer one submission differently, on two subjects that no
+            # sequence joins. The first answer in the log counts.
             return
         at_ns = event.stored.stored_ns
         job = Job(
@@ -271,7 +271,7 @@ class Site:
             phase=Phase.WAITING,
             seq=event.seq,
             since_ns=at_ns,
-            submitted_ns=submission.stored_ns if submission else at_ns,
+            submitted_ns=submission.stored_ns,
             accepted_seq=event.seq,
             accepted_ns=at_ns,
             queued_ns=at_ns,
@@ -292,7 +292,7 @@ class Site:
 
     def on_rejected(self, event: Event, fact: job_facts.Rejected) -> None:
         submission = self.submissions.pop(fact.submission_seq, None)
-        if fact.job in self.jobs:
+        if submission is None or fact.job in self.jobs:
             return
         at_ns = event.stored.stored_ns
         self.jobs[fact.job] = Job(
@@ -306,7 +306,7 @@ class Site:
             phase=Phase.REJECTED,
             seq=event.seq,
             since_ns=at_ns,
-            submitted_ns=submission.stored_ns if submission else at_ns,
+            submitted_ns=submission.stored_ns,
             accepted_seq=event.seq,
             accepted_ns=at_ns,
             reason=fact.reason,
@@ -384,7 +384,8 @@ class Site:
         earlier = [d for d in old.denials if (d.host, d.device) == (fact.host, fact.device)]
         others = [d for d in old.denials if (d.host, d.device) != (fact.host, fact.device)]
         count = earlier[0].count + 1 if earlier else 1
-        denials = (*others, Denial(fact.host, fact.device, at_ns, count))[-_DENIALS_KEPT_MAX:]
+        # One for each device, so that none is asked again before its time: the site's devices are the bound.
+        denials = (*others, Denial(fact.host, fact.device, at_ns, count))
         self._to_queue(
             event,
             fact.job,

@@ -77,6 +77,10 @@ class SchedulerService:
         self._wake_route = asyncio.Event()
         self._wake_control = asyncio.Event()
         self._snapshot_seq = 0
+        #: Heartbeats up to here were stored before this scheduler listened.
+        self._beats_before = 0
+        #: How far the server's clock is ahead of ours, by the last heartbeat that was heard as it was stored.
+        self._server_ahead_ns = 0
         #: Set when it leads and has folded everything.
         self.leading = asyncio.Event()
 
@@ -88,6 +92,7 @@ class SchedulerService:
         """
         await self.projection.start()
         self._snapshot_seq = self.projection.started_at
+        self._beats_before = await self._beats.last_seq()
         follower = await self._beats.follow(self._on_beat, after=0, newest_only=True)
         service = await self._serve()
         _log.info("scheduler_started", instance=self.instance_id, seq=self.projection.site.seq)
@@ -140,7 +145,10 @@ class SchedulerService:
     def _on_beat(self, stored: Stored) -> None:
         beat = decode(stored).data
         if isinstance(beat, Heartbeat):
-            self.live.heard(beat, age_s=(now_ns() - stored.stored_ns) / 1e9)
+            from_before = stored.seq <= self._beats_before
+            self.live.heard(beat, from_before=from_before)
+            if not from_before:
+                self._server_ahead_ns = stored.stored_ns - now_ns()
             self._wake_route.set()
 
     async def _serve(self) -> Services:
@@ -258,7 +266,7 @@ class SchedulerService:
         return decide_submissions(site, self.live, self._config, self._known)
 
     def _decide_routes(self) -> Sequence[Proposal]:
-        return decide_routes(self.projection.site, self.live, self._config, now_ns() / 1e9)
+        return decide_routes(self.projection.site, self.live, self._config, self._server_now_s())
 
     def _decide_control(self) -> Sequence[Proposal]:
         site = self.projection.site
@@ -288,7 +296,7 @@ class SchedulerService:
         self.live.tick(elapsed_s, broker_healthy=healthy, claims=claims)
         silent = suspects(site, self.live, self._config)
         probes = dict(zip(silent, await asyncio.gather(*(self._probe(host) for host in silent)), strict=True))
-        now_s = now_ns() / 1e9
+        now_s = self._server_now_s()
         proposals = [
             *decide_lapses(site, self.live, self._config, probes),
             *decide_withdrawals(site, self.live, self._config, probes),
@@ -300,6 +308,10 @@ class SchedulerService:
             await self._commit(waits)
         self._wake_route.set()
         self._wake_control.set()
+
+    def _server_now_s(self) -> float:
+        """The time by the server's clock, which the ages in the fold are counted from."""
+        return (now_ns() + self._server_ahead_ns) / 1e9
 
     async def _broker_answers(self) -> bool:
         """Whether we hear: the connection stands and the log's leader answers within a tick."""

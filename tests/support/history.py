@@ -191,7 +191,7 @@ class History:
         interval_s: float = 5.0,
         stopping: bool = False,
         devices: Sequence[DeviceReading] = (),
-        age_s: float = 0.0,
+        from_before: bool = False,
     ) -> Heartbeat:
         """A heartbeat is heard. Nothing of it is in the log."""
         rows = tuple(ResidentModel(model=model) for model in resident)
@@ -207,7 +207,7 @@ class History:
             runtimes=looks,
             stopping=stopping,
         )
-        self.live.heard(beat, age_s=age_s)
+        self.live.heard(beat, from_before=from_before)
         return beat
 
     def silence(self, seconds: float, *, broker_healthy: bool = True, tick_s: float = 1.0) -> None:

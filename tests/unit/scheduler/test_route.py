@@ -321,7 +321,7 @@ def test_a_host_that_joined_and_was_never_heard_is_not_chosen() -> None:
 def test_a_heartbeat_from_before_the_observer_listened_is_no_sign_of_life() -> None:
     """A scheduler that starts is handed the last heartbeat there is, however old."""
     h = two_hosts()
-    h.beat("h1", age_s=3600)
+    h.beat("h1", from_before=True)
     h.accepted("a", origin="h1")
     assert sent(h) == {"a": "h2/g0"}
 

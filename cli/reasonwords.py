@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from gpukeeper.events.reasons import Reason
 
-WORDS: Mapping[Reason, str] = {
+#: By code: a reason equals its text.
+WORDS: Mapping[str, str] = {
     Reason.CAPACITY: "every device that could take it is in use",
     Reason.NO_ROUTE: "no live host offers what it asks for",
     Reason.PAUSED: "an operator paused the queue or the device",
@@ -54,6 +55,6 @@ def in_words(code: str, detail: str = "") -> str:
     """``capacity: every device that could take it is in use (cpu: no free slot)``; empty for no reason."""
     if not code:
         return detail
-    words = WORDS.get(Reason(code)) if code in Reason.__members__.values() else None
+    words = WORDS.get(code)
     said = f"{code}: {words}" if words else code
     return f"{said} ({detail})" if detail else said

@@ -10,9 +10,6 @@ from gpukeeper.events.reasons import Reason
 WORDS: Mapping[str, str] = {
     Reason.CAPACITY: "every device that could take it is in use",
     Reason.NO_ROUTE: "no live host offers what it asks for",
-    Reason.PAUSED: "an operator paused the queue or the device",
-    Reason.DEPENDENCIES: "jobs that it depends on have not finished",
-    Reason.WARM_SLOT: "a slot with its model loaded is about to be free",
     Reason.DENIED: "the live readings of the device did not allow it",
     Reason.HANDED_BACK: "its agent gave it back before it had started",
     Reason.CLAIM_LAPSED: "its claim lapsed before it had started",

@@ -116,11 +116,6 @@ def encode(
     )
 
 
-def encode_fact(fact: Fact) -> bytes:
-    """The JSON of the payload alone, for readers that want no envelope."""
-    return _encode(fact)
-
-
 def event_id_of(body: bytes) -> str | None:
     """The event id inside stored bytes, or None where they are no event."""
     try:

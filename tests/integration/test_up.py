@@ -249,7 +249,7 @@ async def running_up(tmp_path: Path, *, before: Sequence[str] = ()) -> AsyncGene
     """A ``gpuq up`` that is ready; killed at the end where it still runs."""
     process = await start_up(tmp_path, before=before)
     try:
-        await until(lambda: (tmp_path / "url").exists() and pids(tmp_path, "agent"), "the site is up")
+        await until(lambda: (tmp_path / "url").exists() and _all_up(tmp_path), "the site is up")
         yield process
     finally:
         if process.returncode is None:
@@ -264,6 +264,11 @@ async def start_up(tmp_path: Path, *, before: Sequence[str] = ()) -> asyncio.sub
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+def _all_up(tmp_path: Path) -> bool:
+    """Whether both parts are up: which of them is first is a matter of time."""
+    return all(pids(tmp_path, name) for name in ("scheduler", "agent"))
 
 
 def nats_pid(tmp_path: Path) -> int:

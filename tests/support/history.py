@@ -20,8 +20,8 @@ from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Retention, Site
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.live import Live
+from support.virtual_time import START_NS
 
-START_NS = 1_750_000_000_000_000_000
 CLOCKS = Clocks(
     queue=Clock(limit_s=86_400, source="tests"),
     load=Clock(limit_s=600, source="tests"),

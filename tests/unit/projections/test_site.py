@@ -17,7 +17,8 @@ from gpukeeper.projections import site as site_module
 from gpukeeper.projections.job import ENDED, CancelWish, Phase
 from gpukeeper.projections.site import Retention, Site
 from gpukeeper.projections.snapshot import encode_state
-from support.history import START_NS, History
+from support.history import History
+from support.virtual_time import START_NS
 
 Deed = Callable[[History], object]
 

@@ -222,6 +222,10 @@ class Attempt:
             if self.stop_reason is not None:
                 self._work_task.cancel()
             await self._end(await self._outcome(self._work_task))
+            if self.stop_reason is Stop.PREEMPT:
+                # The job is back in the queue already; the slot is not free before its runtime has stopped. An agent
+                # that has no time for that leaves the claim to whoever comes next.
+                await self._prove_stopped()
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
@@ -343,7 +347,6 @@ class Attempt:
                 # The whole agent is being torn down.
                 work.cancel()
                 raise
-            await self._prove_stopped()
             return await self._stopped_end()
         except CancelWanted as wanted:
             await self._prove_stopped()
@@ -355,7 +358,6 @@ class Attempt:
             if self.stop_reason is None:
                 return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
             # It was told to stop, and this is how it took that.
-            await self._prove_stopped()
             return await self._stopped_end()
         except Exception:
             await self._prove_stopped()
@@ -581,6 +583,8 @@ class Attempt:
 
     async def _stopped_end(self) -> Fact:
         """The end of an attempt that was stopped from outside."""
+        if self.stop_reason is not Stop.PREEMPT:
+            await self._prove_stopped()
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)

@@ -15,7 +15,7 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import HealthChanged
 from support.nats import NatsServer
 from support.proxy import network
-from support.site import DEVICE, HOST, Fake, Sent, Site, site_in
+from support.site import HOST, Fake, Sent, Site, site_in
 
 pytestmark = pytest.mark.processes
 

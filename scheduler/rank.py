@@ -115,14 +115,12 @@ def _too_little_memory(job: Job, option: Option, evidence: HostLive | None) -> s
     return f"{TOO_LITTLE_MEMORY}: {usable_mb} of {reading.total_mb} MB usable, {job.vram_mb} MB asked"
 
 
-def best(ranked: list[Ranked], origin: str | None) -> Ranked | None:
-    """The immediate option with the highest score; the host that took the job on a tie, then by name."""
-    immediate = [one for one in ranked if one.immediate]
-    if not immediate:
-        return None
-    return min(
-        immediate,
+def best_first(ranked: list[Ranked], origin: str | None) -> list[Ranked]:
+    """Immediate options by score; the host that took the job first on a tie, then by name. Behind them the others."""
+    return sorted(
+        ranked,
         key=lambda one: (
+            not one.immediate,
             -one.candidate.score,
             one.candidate.host != origin,
             one.candidate.host,

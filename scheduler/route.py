@@ -14,7 +14,7 @@ from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Option, Want, options
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.rank import NO_FREE_SLOT, TOO_LITTLE_MEMORY, Ranked, best, rank
+from gpukeeper.scheduler.rank import NO_FREE_SLOT, TOO_LITTLE_MEMORY, Ranked, best_first, rank
 
 #: How many candidates a `routed` fact shows.
 _CANDIDATES_SHOWN_MAX = 16
@@ -45,8 +45,8 @@ class Router:
     def any_free(self) -> bool:
         return any(free > 0 for free in self._free.values())
 
-    def choose(self, job: Job) -> tuple[Ranked, list[Ranked]] | Verdict:
-        """The place to send ``job`` to now, with every candidate, or why there is none."""
+    def choose(self, job: Job) -> list[Ranked] | Verdict:
+        """Every candidate, the place to send ``job`` to now first, or why there is none."""
         want = want_of(job)
         found = self._options.get(want)
         if found is None:
@@ -55,14 +55,12 @@ class Router:
             return Verdict(Reason.NO_ROUTE, f"{found.path} {found.value!r}: {found.detail}")
         if not found:
             return Verdict(Reason.NO_ROUTE, NO_HOST_YET)
-        ranked = [
+        unordered = [
             rank(self._site, self._live, self._weights, job, option, self._free.get(option.device.key, 0), self._now_s)
             for option in found
         ]
-        chosen = best(ranked, job.origin)
-        if chosen is not None:
-            return chosen, ranked
-        return _verdict(ranked)
+        ranked = best_first(unordered, job.origin)
+        return ranked if ranked[0].immediate else _verdict(ranked)
 
     def take(self, option: Option) -> None:
         self._free[option.device.key] -= 1
@@ -104,16 +102,14 @@ def decide_routes(site: Site, live: Live, config: SchedulerConfig, now_s: float,
             if not job.denials:
                 hopeless.add(want)
             continue
-        chosen, ranked = choice
-        router.take(chosen.option)
-        proposals.append(_route(job, chosen, ranked))
+        router.take(choice[0].option)
+        proposals.append(_route(job, choice))
     return proposals
 
 
-def _route(job: Job, chosen: Ranked, ranked: list[Ranked]) -> Proposal:
+def _route(job: Job, ranked: list[Ranked]) -> Proposal:
     assert job.clocks is not None, "a waiting job was accepted with its clocks"
-    place = chosen.candidate
-    shown = sorted((one.candidate for one in ranked), key=lambda c: (c.unavailable is not None, -c.score))
+    place = ranked[0].candidate
     fact = Routed(
         job=job.id,
         host=place.host,
@@ -125,7 +121,7 @@ def _route(job: Job, chosen: Ranked, ranked: list[Ranked]) -> Proposal:
         clocks=job.clocks,
         score=place.score,
         why="immediate, " + ("the only candidate" if len(ranked) == 1 else f"best of {len(ranked)}"),
-        candidates=tuple(shown[:_CANDIDATES_SHOWN_MAX]),
+        candidates=tuple(one.candidate for one in ranked[:_CANDIDATES_SHOWN_MAX]),
     )
     return Proposal(
         subject=subjects.route(place.host, job.id),

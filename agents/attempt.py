@@ -222,10 +222,7 @@ class Attempt:
             if self.stop_reason is not None:
                 self._work_task.cancel()
             await self._end(await self._outcome(self._work_task))
-            if self.stop_reason is Stop.PREEMPT:
-                # The job is back in the queue already; the slot is not free before its runtime has stopped. An agent
-                # that has no time for that leaves the claim to whoever comes next.
-                await self._prove_stopped()
+            await self._after_hand_back()
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
@@ -234,6 +231,14 @@ class Attempt:
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def _after_hand_back(self) -> None:
+        """A job that was handed back is in the queue already; its slot is not free before the runtime has stopped.
+
+        An agent that has no time for that leaves the claim to whoever comes next.
+        """
+        if self.stop_reason is Stop.PREEMPT:
+            await self._prove_stopped()
 
     def _begin_watch(self) -> None:
         """Most jobs are over before this: a consumer of their own would cost more than they do."""

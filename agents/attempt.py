@@ -66,6 +66,18 @@ class Stop(StrEnum):
     FENCED = "fenced"
 
 
+async def _end_all(tasks: tuple[asyncio.Task[Any], ...]) -> None:
+    """Cancel what still runs, and take note of how each ended: most have ended by now and cost nothing here."""
+    left = {task for task in tasks if not task.done()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+
+
 class Attempt:
     """One claim's life. Owned by the agent's dispatcher; :meth:`run` never raises for what a job can do wrong."""
 
@@ -158,9 +170,7 @@ class Attempt:
             if self._note is not None:
                 self._note.cancel()
                 await asyncio.gather(self._note, return_exceptions=True)
-            for task in helpers:
-                task.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await _end_all(helpers)
 
     async def _fail(self, fault: Exception) -> None:
         """A fault of our own ends this job, not the agent and every other job with it."""

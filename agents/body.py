@@ -8,7 +8,7 @@ from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.writer import patiently
 from gpukeeper.events.objects import get_body
 from gpukeeper.events.spec import Submission, parse_submission
-from gpukeeper.events.work import Task, Work
+from gpukeeper.events.work import Task, Work, task_of
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -43,4 +43,13 @@ async def fetch_body(room: HostRoom, submission_seq: int) -> Body | BodyMissing:
         work = msgspec.json.decode(raw, type=Work)
     except (msgspec.MsgspecError, RecursionError) as error:
         return BodyMissing(f"object {ref.object} is no body of a job: {error}")
-    return Body(parsed.task, spec.model, work, spec.need.vram_mb)
+    if task_of(work) != parsed.task:
+        return BodyMissing(f"object {ref.object} holds no body for {parsed.task!r}")
+    return Body(parsed.task, spec.model, with_settings(work, spec), spec.need.vram_mb)
+
+
+def with_settings(work: Work, spec: Work) -> Work:
+    """``work`` with the settings that only ``spec`` gives: a body in the object store may leave them in the log."""
+    names = [field.name for field in msgspec.structs.fields(Work)]
+    missing = [name for name in names if getattr(work, name) is None and getattr(spec, name) is not None]
+    return msgspec.structs.replace(work, **{name: getattr(spec, name) for name in missing})

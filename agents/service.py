@@ -34,6 +34,7 @@ from gpukeeper.events.readings import ClaimBeat, Heartbeat
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.recorder import Recorder, Stamp
 from gpukeeper.events.services import Services, serve
+from gpukeeper.events.tasks import end_all
 from gpukeeper.projections import snapshot
 from gpukeeper.projections.hostview import HostView
 from gpukeeper.projections.site import Retention
@@ -305,9 +306,7 @@ class AgentService:
             if stop.is_set():
                 await self._leave(surveyor)
         finally:
-            for task in ends:
-                task.cancel()
-            await asyncio.wait(ends)
+            await end_all(ends)
             await self._abandon(Stop.PREEMPT, _HAND_BACK_S)
 
     async def _find_more_runtimes(self, surveyor: Surveyor) -> None:

@@ -62,9 +62,16 @@ def find_config(
 
 
 def load_config(
-    given: Path | None, environ: Mapping[str, str], *, cwd: Path, user_folder: Path | None = None
+    given: Path | None,
+    environ: Mapping[str, str],
+    *,
+    cwd: Path,
+    user_folder: Path | None = None,
+    nats_url: str | None = None,
 ) -> Loaded:
     """Find, read and check the configuration; without a file, the defaults with the environment above them.
+
+    ``nats_url`` (``--nats``) stands above both.
 
     Raises:
         ConfigError: names the file, the path, the value and what would be right.
@@ -72,6 +79,8 @@ def load_config(
     path = find_config(given, environ, cwd=cwd, user_folder=user_folder)
     raw = {} if path is None else _parse(path)
     folder = cwd if path is None else path.parent
+    if nats_url is not None:
+        environ = {**environ, "GPUQ_NATS_URL": nats_url}
     config = _decode(raw, environ, source=path, folder=folder, cwd=cwd)
     deadlines: dict[str, Any] = raw.get("deadlines", {})
     return Loaded(

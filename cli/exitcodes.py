@@ -6,23 +6,31 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the exit status says."""
+    """What the exit status says; :data:`MEANINGS` has the words."""
 
-    #: It worked; a job that was waited for succeeded.
     OK = 0
-    #: A job that was waited for ended otherwise: failed, cancelled, expired, unroutable, lost.
     JOB_FAILED = 1
-    #: The command line is wrong.
     USAGE = 2
-    #: The submission or command was refused; the answer says why.
     REFUSED = 3
-    #: The log cannot be reached, or its server will not start.
     UNAVAILABLE = 4
-    #: A wait that was bounded ended before what it waited for.
     TIMED_OUT = 5
-    #: What was asked for does not exist (a job, a device).
     NOT_FOUND = 6
-    #: The configuration, the data folder or the machine is not as it must be.
     MISCONFIGURED = 7
-    #: Stopped by SIGINT.
     INTERRUPTED = 130
+
+
+#: Also shown in docs/cli.md.
+MEANINGS: dict[Exit, str] = {
+    Exit.OK: "It worked; a job that was waited for succeeded.",
+    Exit.JOB_FAILED: (
+        "A job that was waited for ended otherwise: failed, cancelled, expired, unroutable, lost. "
+        "For `gpuq demo`: something was not as it should be."
+    ),
+    Exit.USAGE: "The command line is wrong.",
+    Exit.REFUSED: "The submission or command was refused; the answer says why.",
+    Exit.UNAVAILABLE: "The log cannot be reached, or its server will not start.",
+    Exit.TIMED_OUT: "A wait that was bounded ended before what it waited for.",
+    Exit.NOT_FOUND: "What was asked for does not exist (a job, or its result).",
+    Exit.MISCONFIGURED: "The configuration, the data folder or the machine is not as it must be.",
+    Exit.INTERRUPTED: "Stopped by Ctrl-C (SIGINT).",
+}

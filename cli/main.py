@@ -2,71 +2,91 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from pathlib import Path
+import traceback
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from gpukeeper.cli.commands import demo, devices, doctor, eventlog, jobs, queue, serve, submit, version
+from gpukeeper.cli.errors import error_document, exit_code_of
 from gpukeeper.cli.exitcodes import Exit
+from gpukeeper.cli.options import ConfigOption, DataOption, NatsOption, Where
 from gpukeeper.events.errors import GpukeeperError
 
-app = typer.Typer(name="gpuq", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False)
+#: Set to see the traceback of a fault in gpuq itself.
+DEBUG_VARIABLE = "GPUQ_DEBUG"
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="The gpuq.toml to read.")]
-DataOption = Annotated[Path | None, typer.Option("--data", help="The data folder of `gpuq up`.")]
-
-
-@app.command()
-def up(config: ConfigOption = None, data: DataOption = None, verbose: Annotated[bool, typer.Option()] = False) -> None:
-    """Run a whole site on this machine: NATS, scheduler, agent."""
-    from gpukeeper.cli.configuration import load_config
-    from gpukeeper.cli.datafolder import data_folder
-    from gpukeeper.cli.up import up as run_up
-
-    loaded = load_config(config, os.environ, cwd=Path.cwd())
-    folder = data_folder(data, os.environ)
-    status = asyncio.run(
-        run_up(
-            loaded,
-            folder,
-            environ=os.environ,
-            say=lambda text: typer.echo(text, err=True),
-            verbose=verbose,
-        )
-    )
-    raise typer.Exit(status)
+app = typer.Typer(name="gpuq", add_completion=True, pretty_exceptions_enable=False)
+for module in (submit, jobs, queue, devices, eventlog, serve, doctor, demo, version):
+    app.add_typer(module.app)
 
 
-@app.command()
-def scheduler(
-    config: ConfigOption = None, data: DataOption = None, verbose: Annotated[bool, typer.Option()] = False
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    config: ConfigOption = None,
+    data: DataOption = None,
+    nats: NatsOption = None,
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Run one scheduler. Several may run; one leads."""
-    from gpukeeper.cli.workers import run_worker
+    """An event-sourced scheduler for GPU inference jobs.
 
-    raise typer.Exit(run_worker("scheduler", config=config, data=data, verbose=verbose))
+    Begin with `gpuq up` on the machine with the GPU, or with `gpuq demo` anywhere.
+    """
+    ctx.obj = Where(config, data, nats)
+    if show_version:
+        version.print_version(as_json=False)
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(Exit.USAGE)
 
 
-@app.command()
-def agent(
-    config: ConfigOption = None, data: DataOption = None, verbose: Annotated[bool, typer.Option()] = False
-) -> None:
-    """Run this host's agent."""
-    from gpukeeper.cli.workers import run_worker
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Errors are one sentence on stderr, never a traceback."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
+    try:
+        return int(app(given, prog_name="gpuq", standalone_mode=False) or 0)
+    except typer.Abort:
+        return Exit.INTERRUPTED
+    except typer.TyperException as error:
+        return _fail("usage", error.format_message(), Exit.USAGE, as_json=as_json, hint=" (see --help)")
+    except GpukeeperError as error:
+        if error.code == "output_closed":
+            # Nothing more may be written there, also not when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.OK
+        return _fail(error.code, error.message, exit_code_of(error), as_json=as_json, fields=error.fields)
+    except Exception as error:  # noqa: BLE001 - the last resort: a sentence, and how to see more
+        if os.environ.get(DEBUG_VARIABLE):
+            traceback.print_exc()
+        words = f"a fault in gpuq itself: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 to see where)"
+        return _fail("internal", words, Exit.MISCONFIGURED, as_json=as_json)
 
-    raise typer.Exit(run_worker("agent", config=config, data=data, verbose=verbose))
+
+def _fail(
+    code: str, message: str, status: Exit, *, as_json: bool, fields: dict[str, object] | None = None, hint: str = ""
+) -> Exit:
+    from gpukeeper.cli.printing import one_line, print_json, tell
+
+    tell(f"gpuq: {one_line(message, 2000)}{hint}")
+    if as_json:
+        print_json(error_document(code, message, status, fields))
+    return status
 
 
 def run() -> None:
-    """Entry point: errors in words, never a traceback."""
-    try:
-        app()
-    except GpukeeperError as error:
-        typer.echo(f"gpuq: {error.message}", err=True)
-        sys.exit(Exit.MISCONFIGURED)
+    """Entry point of the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            # A terminal that cannot show a character shows its escape instead of an error.
+            reconfigure(errors="backslashreplace")
+    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded
 from gpukeeper.cli.credentials import load_credentials
 from gpukeeper.cli.datafolder import hold, make_private
 from gpukeeper.cli.natsbinary import find_server
 from gpukeeper.cli.natsserver import STOP_GRACE_S, NatsServer
 from gpukeeper.cli.supervisor import Part, Supervisor
-from gpukeeper.events.errors import ConfigError
+from gpukeeper.events.connection import connect
 
 #: Beyond the agent's own grace: its last facts, and closing connections.
 AGENT_MARGIN_S = 10.0
@@ -36,54 +37,47 @@ async def up(
 ) -> int:
     """Run a whole site on this machine until a signal; return the exit status (see :meth:`Supervisor.run`).
 
+    Where the configuration names a NATS that somebody else runs, the scheduler and the agent run against that one.
+
     The children find the data folder and the configuration in ``GPUQ_DATA`` and ``GPUQ_CONFIG``, and their login in
-    the data folder: no secret is on a command line or in an environment. ``on_ready`` gets the URL of the server.
+    the data folder or in what the configuration names: no secret is on a command line or in an environment.
+    ``on_ready`` gets the URL of the server.
 
     Raises:
-        ConfigError: the configuration names a NATS that somebody else runs.
         FolderHeld: another process has the data folder; names it.
+        LogUnavailable: the configured NATS does not answer, or refuses the login.
         FolderUnusable, NoServerBinary, ServerFailed, CredentialsUnreadable: in words.
     """
     config = loaded.config
-    if config.nats.url is not None:
-        raise ConfigError(
-            f"nats.url is {config.nats.url}, and `gpuq up` starts a server of its own: leave nats.url (or "
-            "GPUQ_NATS_URL) out, or run `gpuq scheduler` and `gpuq agent` against that server",
-            key="nats.url",
-        )
-    with hold(data, command="gpuq up"):
-        given = None if config.server.binary is None else Path(config.server.binary)
-        binary = find_server(given, environ)
-        server = NatsServer(data, config.server, site=config.site.name, binary=binary)
-        await server.prepare()
+    theirs = config.nats.url
+    with hold(data, command="gpuq up" if theirs is None else f"gpuq up --nats {theirs}"):
         logs = data / "logs"
         make_private(logs)
+        if theirs is None:
+            parts = [await _own_server(loaded, data, environ)]
+        else:
+            parts = []
+            await (await connect(nats_settings(config.nats, data), name="gpuq up")).close()
         told = {"GPUQ_DATA": str(data)} | ({} if loaded.path is None else {"GPUQ_CONFIG": str(loaded.path)})
-        supervisor = Supervisor(
-            [
-                Part(
-                    name="nats",
-                    argv=tuple(server.argv),
-                    stop_grace_s=STOP_GRACE_S,
-                    ready=server.wait_ready,
-                ),
-                Part(
-                    name="scheduler",
-                    argv=argv_for("scheduler"),
-                    env=told,
-                    stop_grace_s=SCHEDULER_GRACE_S,
-                ),
-                Part(
-                    name="agent",
-                    argv=argv_for("agent"),
-                    env=told,
-                    stop_grace_s=config.agent.stop_grace_s + AGENT_MARGIN_S,
-                ),
-            ],
-            log_folder=logs,
-            environ=environ,
-            say=say,
-            verbose=verbose,
-            on_ready=lambda: on_ready(load_credentials(data).url or "") if on_ready is not None else None,
-        )
+        for name, grace_s in (
+            ("scheduler", SCHEDULER_GRACE_S),
+            ("agent", config.agent.stop_grace_s + AGENT_MARGIN_S),
+        ):
+            parts.append(Part(name=name, argv=argv_for(name), env=told, stop_grace_s=grace_s))
+
+        def tell_ready() -> None:
+            if on_ready is not None:
+                on_ready(theirs or load_credentials(data).url or "")
+
+        supervisor = Supervisor(parts, log_folder=logs, environ=environ, say=say, verbose=verbose, on_ready=tell_ready)
         return await supervisor.run()
+
+
+async def _own_server(loaded: Loaded, data: Path, environ: Mapping[str, str]) -> Part:
+    """A NATS server over ``data``, ready to be started."""
+    config = loaded.config
+    given = None if config.server.binary is None else Path(config.server.binary)
+    binary = find_server(given, environ)
+    server = NatsServer(data, config.server, site=config.site.name, binary=binary)
+    await server.prepare()
+    return Part(name="nats", argv=tuple(server.argv), stop_grace_s=STOP_GRACE_S, ready=server.wait_ready)

@@ -23,6 +23,7 @@ import uvloop
 from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded, load_config
 from gpukeeper.cli.datafolder import data_folder
+from gpukeeper.cli.errors import exit_code_of
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.siteconfig import SiteConfig, agent_config, scheduler_config
 from gpukeeper.events.connection import Connection, connect
@@ -140,19 +141,19 @@ async def until_signalled(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop.set)
 
 
-def exit_code_of(error: GpukeeperError) -> Exit:
-    """The exit status that stands for an error."""
-    if isinstance(error, LogUnavailable):
-        return Exit.UNAVAILABLE
-    return Exit.MISCONFIGURED
-
-
-def run_worker(part: str, *, config: Path | None = None, data: Path | None = None, verbose: bool = False) -> Exit:
+def run_worker(
+    part: str,
+    *,
+    config: Path | None = None,
+    data: Path | None = None,
+    nats_url: str | None = None,
+    verbose: bool = False,
+) -> Exit:
     """Run ``scheduler`` or ``agent`` in the foreground until a signal."""
     configure_logging(verbose=verbose)
 
     async def main() -> None:
-        loaded = load_config(config, os.environ, cwd=Path.cwd())
+        loaded = load_config(config, os.environ, cwd=Path.cwd(), nats_url=nats_url)
         folder = data_folder(data, os.environ)
         stop = asyncio.Event()
         await until_signalled(stop)

@@ -101,7 +101,9 @@ class JetStreamFollower:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((seq, future))
         try:
-            await asyncio.wait_for(future, timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancel that arrives together with the result.
+            async with asyncio.timeout(timeout_s):
+                await future
         except TimeoutError:
             raise WaitTimedOut(f"sequence {seq} was not seen within {timeout_s} s", seq=seq, seen=self._seen) from None
         finally:

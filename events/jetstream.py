@@ -24,6 +24,7 @@ _IN_FLIGHT = frozenset({10158, 10164})
 _FULL = frozenset({10077, 10023, 10047})
 _TOO_LARGE = frozenset({10054})
 _NO_MESSAGE = frozenset({10037})
+_NO_STREAM = frozenset({10059})
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -125,7 +126,7 @@ class JetStreamLog:
     async def last_seq(self) -> int:
         reply = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"")
         if reply.state is None:
-            raise LogUnavailable(f"no state of stream {self._stream}: {reply.error}")
+            raise self._no_answer(reply)
         return reply.state.last_seq
 
     async def _message(self, request: bytes) -> Stored | None:
@@ -135,7 +136,15 @@ class JetStreamLog:
             return Stored(found.seq, _to_ns(found.time), found.subject, found.data)
         if reply.error is not None and reply.error.err_code in _NO_MESSAGE:
             return None
-        raise LogUnavailable(f"stream {self._stream} did not answer: {reply.error}")
+        raise self._no_answer(reply)
+
+    def _no_answer(self, reply: _Reply) -> LogUnavailable:
+        if reply.error is not None and reply.error.err_code in _NO_STREAM:
+            return LogUnavailable(
+                f"this server has no stream {self._stream}: `gpuq up` or `gpuq scheduler` creates it",
+                stream=self._stream,
+            )
+        return LogUnavailable(f"stream {self._stream} did not answer: {reply.error}", stream=self._stream)
 
     async def _ask(self, subject: str, request: bytes) -> _Reply:
         if not self._connection.connected:

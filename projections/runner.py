@@ -22,6 +22,7 @@ class SiteProjection:
     Args:
         log: the log that is folded.
         objects: where snapshots are; None folds from sequence 1 and stores none.
+        retention: None takes that of the newest snapshot, which suits a reader that stores none of its own.
         on_event: called after each event was folded. Must not block.
     """
 
@@ -35,7 +36,7 @@ class SiteProjection:
     ) -> None:
         self._log = log
         self._objects = objects
-        self._retention = retention or Retention()
+        self._retention = retention
         self._on_event = on_event
         self._follower: Follower | None = None
         self.site = Site(self._retention)

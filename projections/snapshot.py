@@ -82,8 +82,8 @@ def _pack(seq: int, stored_ns: int, state: bytes) -> bytes:
     return _encode(_Snapshot(code=code_version(), seq=seq, stored_ns=stored_ns, digest=digest, state=packed))
 
 
-async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
-    """The newest snapshot that fits this code, this log and this retention, or None."""
+async def load(objects: Objects, log: Log, retention: Retention | None) -> Site | None:
+    """The newest snapshot that fits this code, this log and this retention (any, where it is None), or None."""
     try:
         names = sorted((n for n in await objects.names() if n.startswith(f"{_PREFIX}-")), reverse=True)
     except LogUnavailable as error:
@@ -106,7 +106,7 @@ async def load(objects: Objects, log: Log, retention: Retention) -> Site | None:
     return None
 
 
-async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | None, str]:
+async def _restore(body: bytes, log: Log, retention: Retention | None) -> tuple[Site | None, str]:
     try:
         snapshot = _decode_snapshot(body)
         if hashlib.sha256(snapshot.state).hexdigest() != snapshot.digest:
@@ -114,7 +114,7 @@ async def _restore(body: bytes, log: Log, retention: Retention) -> tuple[Site | 
         state = _decode_state(zlib.decompress(snapshot.state))
     except (msgspec.MsgspecError, RecursionError, zlib.error) as error:
         return None, f"it is corrupt: {error}"
-    if state.retention != retention:
+    if retention is not None and state.retention != retention:
         return None, "it was made with another retention"
     misfit = await _misfit(snapshot, log)
     return (None, misfit) if misfit else (Site.restore(state), "")

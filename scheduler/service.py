@@ -20,16 +20,19 @@ from gpukeeper.events import subjects
 from gpukeeper.events.clock import new_id, now_ns, now_rfc3339
 from gpukeeper.events.codec import Event, Submitted, decode
 from gpukeeper.events.connection import Connection
+from gpukeeper.events.device import Claimed
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import Accepted, Rejected, Resubmitted
+from gpukeeper.events.job import Accepted, Admitted, PlacementVerified, Progress, Rejected, Resubmitted, Started
 from gpukeeper.events.log import Appended, Follower, Refused, Stored, Unanswered
 from gpukeeper.events.objects import JetStreamObjects
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.recorder import Recorder, Stamp
+from gpukeeper.events.route import Routed
 from gpukeeper.events.services import Services, serve
 from gpukeeper.events.site import LeaderElected
+from gpukeeper.events.tasks import end_all
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
 from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
@@ -41,6 +44,9 @@ from gpukeeper.scheduler.reap import Probe, decide_lapses, decide_orphans, decid
 from gpukeeper.scheduler.route import decide_routes, decide_waits
 
 _log = structlog.get_logger("gpukeeper.scheduler")
+
+#: Facts after which no job can go where it could not go before.
+_NO_ROOM = (Routed, Claimed, Admitted, PlacementVerified, Started, Progress)
 
 _TICK_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
@@ -117,9 +123,7 @@ class SchedulerService:
                 await self._save()
         finally:
             self.leading.clear()
-            for task in ends:
-                task.cancel()
-            await asyncio.wait(ends)
+            await end_all(ends)
 
     # --- what is heard
 
@@ -127,7 +131,8 @@ class SchedulerService:
         if isinstance(event.data, Submitted):
             self._wake_accept.set()
             return
-        self._wake_route.set()
+        if not isinstance(event.data, _NO_ROOM):
+            self._wake_route.set()
         site = self.projection.site
         if site.commands or site.lapses:
             self._wake_control.set()
@@ -212,7 +217,10 @@ class SchedulerService:
                     break
 
     async def _commit(self, proposals: Sequence[Proposal]) -> None:
-        outcomes = await asyncio.gather(*(self._recorder.record(proposal) for proposal in proposals))
+        if len(proposals) == 1:
+            outcomes = [await self._recorder.record(proposals[0])]
+        else:
+            outcomes = await asyncio.gather(*(self._recorder.record(proposal) for proposal in proposals))
         newest = 0
         stale = False
         for proposal, outcome in zip(proposals, outcomes, strict=True):

@@ -125,7 +125,7 @@ def test_each_clock_names_where_its_limit_was_configured() -> None:
 
     assert (clocks.queue.limit_s, clocks.queue.source) == (5, "job deadlines.queue_s")
     assert (clocks.load.limit_s, clocks.load.source) == (33, "/etc/gpuq.toml [scheduler.deadlines]")
-    assert (clocks.first_byte.limit_s, clocks.first_byte.source) == (300, "built-in default deadlines.first_byte_s")
+    assert (clocks.first_byte.limit_s, clocks.first_byte.set_by) == (300, "the built-in default")
     assert (clocks.idle.limit_s, clocks.run.limit_s) == (300, 21_600)
 
 

@@ -232,6 +232,7 @@ class Attempt:
             if self.stop_reason is not None:
                 self._work_task.cancel()
             await self._end(await self._outcome(self._work_task))
+            await self._after_hand_back()
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
@@ -240,6 +241,14 @@ class Attempt:
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def _after_hand_back(self) -> None:
+        """A job that was handed back is in the queue already; its slot is not free before the runtime has stopped.
+
+        An agent that has no time for that leaves the claim to whoever comes next.
+        """
+        if self.stop_reason is Stop.PREEMPT:
+            await self._prove_stopped()
 
     def _begin_watch(self) -> None:
         """Most jobs are over before this: a consumer of their own would cost more than they do."""
@@ -353,7 +362,6 @@ class Attempt:
                 # The whole agent is being torn down.
                 work.cancel()
                 raise
-            await self._prove_stopped()
             return await self._stopped_end()
         except CancelWanted as wanted:
             await self._prove_stopped()
@@ -365,7 +373,6 @@ class Attempt:
             if self.stop_reason is None:
                 return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
             # It was told to stop, and this is how it took that.
-            await self._prove_stopped()
             return await self._stopped_end()
         except Exception:
             await self._prove_stopped()
@@ -591,6 +598,8 @@ class Attempt:
 
     async def _stopped_end(self) -> Fact:
         """The end of an attempt that was stopped from outside."""
+        if self.stop_reason is not Stop.PREEMPT:
+            await self._prove_stopped()
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)

@@ -45,8 +45,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CATCH_UP_S = 600.0
 _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
-#: How long attempts that were stopped may take to end their jobs and give their slots back.
+#: How long attempts that were fenced may take to prove that their runtimes have stopped.
 _ABANDON_S = 35.0
+#: How long attempts may take to hand their jobs back when the agent stops; `gpuq up` kills it soon after.
+_HAND_BACK_S = 8.0
 #: How long saying goodbye may take while the log is away: silence tells the same, only later.
 _GOODBYE_S = 5.0
 
@@ -299,13 +301,13 @@ class AgentService:
             for ended in done:
                 ended.result()
             if self._fenced.is_set():
-                await self._abandon(Stop.FENCED)
+                await self._abandon(Stop.FENCED, _ABANDON_S)
                 raise HostTaken(f"another agent took over host {self.room.host!r}", host=self.room.host)
             if stop.is_set():
                 await self._leave(surveyor)
         finally:
             await end_all(ends)
-            await self._abandon(Stop.PREEMPT)
+            await self._abandon(Stop.PREEMPT, _HAND_BACK_S)
 
     async def _find_more_runtimes(self, surveyor: Surveyor) -> None:
         """Where nothing is declared, an Ollama that is started later is found later."""
@@ -382,7 +384,7 @@ class AgentService:
         if running:
             _log.info("agent_finishing", running=len(running), grace_s=self._config.stop_grace_s)
             await asyncio.wait(running, timeout=self._config.stop_grace_s)
-        await self._abandon(Stop.PREEMPT)
+        await self._abandon(Stop.PREEMPT, _HAND_BACK_S)
         await self._say_goodbye()
         _log.info("agent_stopped", host=self.room.host)
 
@@ -397,13 +399,16 @@ class AgentService:
         except TimeoutError:
             _log.warning("left_untold", why=f"the log took nothing for {_GOODBYE_S:g} s")
 
-    async def _abandon(self, why: Stop) -> None:
-        """Stop what is still running, in order: each attempt ends its job and gives its slot back."""
+    async def _abandon(self, why: Stop, within_s: float) -> None:
+        """Stop what is still running, in order: each attempt ends its job and gives its slot back.
+
+        The claim of one that takes longer stays, and is ended by whoever comes next.
+        """
         for attempt in self._attempts.values():
             attempt.stop(why)
         tasks = set(self._tasks)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=_ABANDON_S)
+            _, late = await asyncio.wait(tasks, timeout=within_s)
             for task in late:
                 task.cancel()
             if late:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,34 @@ class Connection:
         #: Subjects that the server said these credentials may not publish to, in small letters.
         self.denied: set[str] = set()
         self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self._waiting: set[asyncio.Timeout] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> bool:
         return self.client.is_connected
+
+    @asynccontextmanager
+    async def while_connected(self) -> AsyncGenerator[None]:
+        """Wait for an answer inside: it cannot come any more once the connection is lost.
+
+        Raises:
+            TimeoutError: the connection was lost meanwhile.
+        """
+        limit = asyncio.timeout(None)
+        self._waiting.add(limit)
+        try:
+            async with limit:
+                yield
+        finally:
+            self._waiting.discard(limit)
+
+    def lost(self) -> None:
+        """The connection is gone: end every wait for an answer over it."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._waiting:
+            if not limit.expired():
+                limit.reschedule(now)
 
     def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Call ``listener`` after each reconnect. Returns what ends that."""
@@ -110,7 +134,10 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
         _log.warning("nats_error", error=text)
 
     async def on_disconnect() -> None:
-        if connection is not None and not connection.client.is_closed:
+        if connection is None:
+            return
+        connection.lost()
+        if not connection.client.is_closed:
             _log.warning("nats_disconnected")
 
     async def on_reconnect() -> None:

@@ -89,9 +89,10 @@ class JetStreamLog:
             return Refused("too_large", f"{size} bytes with headers, at most {client.max_payload}")
         self._connection.denied.discard(record.subject.lower())
         try:
-            ack = await self._connection.js.publish(
-                record.subject, record.body, timeout=self._append_timeout_s, headers=headers
-            )
+            async with self._connection.while_connected():
+                ack = await self._connection.js.publish(
+                    record.subject, record.body, timeout=self._append_timeout_s, headers=headers
+                )
         except nats.js.errors.NoStreamResponseError:
             return Refused("unavailable", "no stream listens on this subject")
         except nats.js.errors.APIError as error:
@@ -149,7 +150,8 @@ class JetStreamLog:
         if not self._connection.connected:
             raise LogUnavailable(f"stream {self._stream}: not connected")
         try:
-            answer = await self._connection.client.request(subject, request, timeout=self._append_timeout_s)
+            async with self._connection.while_connected():
+                answer = await self._connection.client.request(subject, request, timeout=self._append_timeout_s)
             return _decode_reply(answer.data)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise LogUnavailable(f"stream {self._stream}: {error or type(error).__name__}") from error

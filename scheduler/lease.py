@@ -16,12 +16,19 @@ _KEY = "scheduler"
 
 
 class Lease:
-    """The scheduler's lease on one site."""
+    """The scheduler's lease on one site.
 
-    def __init__(self, connection: Connection, instance_id: str) -> None:
+    Args:
+        connection: the site's NATS.
+        instance_id: who holds it, for people to see.
+        ttl_s: how long it lasts as configured; the bucket's own time is what counts where that is shorter.
+    """
+
+    def __init__(self, connection: Connection, instance_id: str, *, ttl_s: float) -> None:
         self._connection = connection
         self._instance_id = instance_id
         self._bucket: KeyValue | None = None
+        self.ttl_s = ttl_s
         #: Revision of our own entry while we hold it.
         self.revision = 0
 
@@ -36,7 +43,12 @@ class Lease:
         """
         try:
             if self._bucket is None:
-                self._bucket = await self._connection.js.key_value(LEASE_BUCKET)
+                bucket = await self._connection.js.key_value(LEASE_BUCKET)
+                made_with_s = (await bucket.status()).ttl
+                if made_with_s:
+                    # It was made with the configuration of its day: renewing at the pace of another would lose it.
+                    self.ttl_s = min(self.ttl_s, made_with_s)
+                self._bucket = bucket
             value = self._instance_id.encode()
             if self.held:
                 self.revision = await self._bucket.update(_KEY, value, last=self.revision)

@@ -70,7 +70,7 @@ class SchedulerService:
             retention=Retention(config.forget_after_s, config.forget_above),
             on_event=self._on_event,
         )
-        self._lease = Lease(connection, self.instance_id)
+        self._lease = Lease(connection, self.instance_id, ttl_s=config.lease_ttl_s)
         self.live = Live(tick_s=_TICK_S)
         self._known: dict[str, Known] = {}
         self._wake_accept = asyncio.Event()
@@ -177,16 +177,14 @@ class SchedulerService:
 
     async def _lead(self) -> None:
         """Take or renew the lease three times in its life."""
-        pause_s = self._config.lease_ttl_s / 3
         while True:
-            held_before = self._lease.held
             held = await self._lease.keep()
-            if held and not held_before:
+            if held and not self.leading.is_set():
                 await self._take_over()
-            elif held_before and not held:
+            elif self.leading.is_set() and not held:
                 self.leading.clear()
                 _log.warning("lease_lost", instance=self.instance_id)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._lease.ttl_s / 3)
 
     async def _take_over(self) -> None:
         fact = LeaderElected(
@@ -196,9 +194,14 @@ class SchedulerService:
             Proposal(subject=subjects.SITE, fact=fact, expected=None, aggregate="site")
         )
         if not isinstance(outcome, Appended):
+            # Tried again at the next renewal, while the lease is still ours.
             _log.warning("election_not_recorded", outcome=str(outcome))
             return
-        await self.projection.wait_folded(outcome.seq)
+        try:
+            await self.projection.wait_folded(outcome.seq)
+        except WaitTimedOut as error:
+            _log.warning("election_not_folded", error=error.message)
+            return
         self.leading.set()
         for wake in (self._wake_accept, self._wake_route, self._wake_control):
             wake.set()

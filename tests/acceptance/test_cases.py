@@ -164,10 +164,10 @@ async def test_c49_an_end_is_final_though_the_agent_died_before_it_gave_the_slot
         site.scheduler()
         agent = site.agent(through=link.port)
         await site.ready()
-        link.withhold = b"gpuq.device.released.v1"
+        trap = link.trap(b"gpuq.device.released.v1", "withhold")
         job = await site.submit(JOB)
         end = await site.watch.end(job)
-        await link.withheld.wait()
+        await trap.sprung.wait()
         await agent.kill()
         lapse = (await site.watch.until(lambda: site.watch.all(ClaimLapsed), "its claim lapses"))[0]
 

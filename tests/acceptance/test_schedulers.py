@@ -12,7 +12,7 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.events.site import LeaderElected
 from support.nats import NatsServer
 from support.parts import Part
-from support.site import DEVICE, Site, site_in
+from support.site import DEVICE, HOST, Site, site_in
 
 pytestmark = pytest.mark.processes
 
@@ -67,6 +67,18 @@ async def test_a_leader_that_stood_still_comes_back_and_harms_nothing(site: Site
     # Both are alive and of use: without the new leader the old one leads again.
     await parts["follower"].kill()
     assert isinstance(await site.run({"model": "fake", "prompt": "the last"}), Succeeded)
+
+
+async def test_a_lease_that_was_made_shorter_than_configured_is_renewed_in_time(site: Site) -> None:
+    """The bucket keeps the time it was made with (2 s here), whatever the configuration says later."""
+    site.sections["scheduler"] |= {"lease_ttl_s": 9}
+    scheduler = site.scheduler()
+    site.agent()
+    await site.ready()
+    await site.heartbeat(lambda beat: beat.host == HOST, times=7)
+
+    assert "lease_lost" not in scheduler.log
+    assert len(site.watch.all(LeaderElected)) == 1
 
 
 async def test_a_submission_without_a_scheduler_is_accepted_when_one_starts(site: Site) -> None:

@@ -5,6 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Literal
+
+#: What happens to the message that a trap waits for. ``withhold``: neither it nor anything later reaches the server.
+#: ``lose``: it is lost with the connection. ``lose_ack``: the server takes it, and its answer is lost with the
+#: connection.
+Mishap = Literal["withhold", "lose", "lose_ack"]
+
+#: What the server's answer to an append to the log begins with.
+_ACK = b'{"stream":"GPUQ_LOG"'
+
+
+class Trap:
+    """Waits for a client to send ``marker``."""
+
+    def __init__(self, marker: bytes, mishap: Mishap) -> None:
+        self.marker = marker
+        self.mishap: Mishap = mishap
+        #: The marker was sent, and what should happen to it has happened.
+        self.sprung = asyncio.Event()
+        #: The marker has passed, and the answer has not come yet.
+        self.open = False
 
 
 class Network:
@@ -15,10 +36,7 @@ class Network:
         #: Cut everything once this many more bytes have come from the server; None = never.
         self.bytes_until_cut: int | None = None
         self.cuts = 0
-        #: What a client sends from these bytes on never reaches the server; None = everything does.
-        self.withhold: bytes | None = None
-        #: Set when something was withheld.
-        self.withheld = asyncio.Event()
+        self._trap: Trap | None = None
         self._upstream_port = upstream_port
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -46,15 +64,43 @@ class Network:
             for one in both:
                 one.transport.abort()
 
-    def _withholds(self, chunk: bytes) -> bool:
-        if self.withhold is not None and self.withhold in chunk:
-            self.withheld.set()
-        return self.withheld.is_set()
+    def trap(self, marker: bytes, mishap: Mishap) -> Trap:
+        """Let ``mishap`` happen to the next message with ``marker`` that a client sends."""
+        self._trap = Trap(marker, mishap)
+        return self._trap
+
+    def _from_client(self, chunk: bytes) -> bool:
+        """Whether what a client sent goes on to the server."""
+        trap = self._trap
+        if trap is None or (trap.marker not in chunk and not trap.open):
+            return True
+        trap.open = True
+        if trap.mishap == "lose_ack":
+            return True
+        if trap.mishap == "lose":
+            self._spring(trap)
+        else:
+            trap.sprung.set()
+        return False
+
+    def _from_server(self, chunk: bytes) -> bool:
+        """Whether what the server sent goes on to the client."""
+        trap = self._trap
+        if trap is None or not trap.open or trap.mishap != "lose_ack":
+            return True
+        if _ACK in chunk:
+            self._spring(trap)
+        return False
+
+    def _spring(self, trap: Trap) -> None:
+        self._trap = None
+        trap.sprung.set()
+        self.cut()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool) -> None:
         try:
             while chunk := await reader.read(16_384):
-                if not counts and self._withholds(chunk):
+                if not (self._from_server(chunk) if counts else self._from_client(chunk)):
                     continue
                 if counts and self.bytes_until_cut is not None:
                     self.bytes_until_cut -= len(chunk)

@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 import nats.errors
 import nats.js.errors
+from nats.js.api import DiscardPolicy
 
 from gpukeeper.cli.credentials import load_credentials
 from gpukeeper.events.codec import decode
@@ -30,7 +31,7 @@ from gpukeeper.events.log import Stored
 from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.runtime import HealthChanged
 from gpukeeper.events.site import LeaderElected
-from gpukeeper.events.streams import SiteStreams, ensure_site
+from gpukeeper.events.streams import SiteStreams, ensure_site, log_config
 from gpukeeper.events.subjects import BEATS_STREAM
 from gpukeeper.projections import snapshot
 from support.nats import free_ports
@@ -191,9 +192,9 @@ class Site:
         self.parts.append(part)
         return part
 
-    def scheduler(self, name: str = "scheduler") -> Part:
-        """Start a scheduler."""
-        return self._worker(name, "scheduler", HOST)
+    def scheduler(self, name: str = "scheduler", *, through: int | None = None) -> Part:
+        """Start a scheduler; it reaches the server ``through`` this port where one is given."""
+        return self._worker(name, "scheduler", HOST, through)
 
     def agent(self, name: str = "agent", *, host: str = HOST, through: int | None = None) -> Part:
         """Start the agent of a host; it reaches the server ``through`` this port where one is given."""
@@ -275,6 +276,23 @@ class Site:
         joined = any(fact.host == host for fact in self.watch.all(Joined))
         healthy = {fact.runtime for fact in self.watch.all(HealthChanged) if fact.host == host and fact.healthy}
         return joined and healthy >= {fake.name for fake in self.fakes}
+
+    async def said(self, part: Part, words: str) -> None:
+        """Wait until a part has logged ``words``."""
+
+        async def look() -> bool:
+            return words in part.log
+
+        await until_answered(look, f"{part.name} says {words!r}")
+
+    async def limit_log(self, *, full: bool) -> None:
+        """Let the log take nothing more, or everything again."""
+        config = log_config(SiteStreams())
+        if full:
+            config.discard = DiscardPolicy.NEW
+            config.max_msgs = 1
+            await self.connection.js.publish("gpuq.ev.nothing.yet", b"")
+        await self.connection.js.update_stream(config)
 
     def ending(self, part: Part) -> asyncio.Task[int]:
         """Ask a part to end, and wait beside what the test does next."""

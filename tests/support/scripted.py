@@ -9,9 +9,9 @@ from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.instants import utc_text
-from gpukeeper.agents.runtimes.names import find_resident
 from gpukeeper.agents.runtimes.port import Done, Token
 from gpukeeper.events.clock import now
+from gpukeeper.events.modelnames import find_resident
 from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, ResidentModel, RuntimeReading
 from gpukeeper.events.work import JobResult, Task, Work
 

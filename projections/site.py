@@ -18,6 +18,7 @@ from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events import site as site_facts
 from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable
 from gpukeeper.events.fact import Fact
+from gpukeeper.events.ids import TOKEN_RULE, cleaned_token
 from gpukeeper.events.log import Stored
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.subjects import COMMAND_PREFIX, EVENT_PREFIX
@@ -42,6 +43,8 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     stored_ns: int
     producer: str
     raw: bytes
+    #: Whether the producer named itself with what is no token; ``producer`` is then the cleaned name.
+    misnamed: bool = False
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
@@ -251,7 +254,7 @@ class Site:
 
     def on_submitted(self, event: Event, fact: Submitted) -> None:
         stored = event.stored
-        self.submissions[event.seq] = Waiting(event.seq, stored.stored_ns, fact.producer, fact.raw)
+        self.submissions[event.seq] = Waiting(event.seq, stored.stored_ns, fact.producer, fact.raw, fact.misnamed)
 
     def on_accepted(self, event: Event, fact: job_facts.Accepted) -> None:
         submission = self.submissions.pop(fact.submission_seq, None)
@@ -603,7 +606,10 @@ class Site:
         stored = event.stored
         if not stored.subject.startswith(COMMAND_PREFIX):
             return
-        actor = stored.subject[len(COMMAND_PREFIX) :]
+        given = stored.subject[len(COMMAND_PREFIX) :]
+        actor = cleaned_token(given)
+        if actor != given:
+            job, problem = None, f"the actor's name must be {TOKEN_RULE}; shown as {actor}"
         self.commands[event.seq] = Command(event.seq, stored.stored_ns, actor, _id_of(event), job, reason, problem)
 
     # --- storing

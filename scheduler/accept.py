@@ -10,7 +10,7 @@ import msgspec
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import Event
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.ids import job_id_at
+from gpukeeper.events.ids import TOKEN_RULE, job_id_at
 from gpukeeper.events.job import Accepted, Clock, ClockName, Clocks, Rejected, Resubmitted
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
@@ -71,8 +71,11 @@ def decide_submission(
     site: Site, live: Live, config: SchedulerConfig, waiting: Unanswered, known: Mapping[str, Known]
 ) -> Proposal:
     """Answer one submission."""
-    parsed = parse_submission(waiting.raw)
     handle = _handle(site, known, waiting)
+    if waiting.misnamed:
+        problem = Problem(path="producer", message=f"must be {TOKEN_RULE}", value=waiting.producer)
+        return _reject(waiting, handle, Reason.INVALID, (problem,), None)
+    parsed = parse_submission(waiting.raw)
     if isinstance(parsed, tuple):
         return _reject(waiting, handle, Reason.INVALID, parsed, None)
     spec = parsed.spec

@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gpukeeper.events.ids import TOKEN_RULE, is_token
 from gpukeeper.events.job import Cancelled, CancelRequested, Expired
+from gpukeeper.events.operator import Cancel
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.site import CommandRefused
@@ -151,6 +153,26 @@ def test_a_command_that_is_none_is_refused_in_words(h: History, body: bytes, wor
     h.proposed(answer(h))
     assert decide_commands(h.site) == []
     assert h.job("a").phase is Phase.WAITING
+
+
+@pytest.mark.parametrize("name", ["\ufffd", "\x1b[31mmo", "*", "m" * 3_900])
+def test_a_command_of_an_actor_with_an_impossible_name_is_refused_and_the_name_is_cleaned(
+    h: History, name: str
+) -> None:
+    h.accepted("a")
+    seq = h.fact(Cancel(job="a"), subject=f"gpuq.cmd.{name}")
+    proposal = answer(h)
+
+    fact = proposal.fact
+    assert isinstance(fact, CommandRefused)
+    assert (fact.reason, fact.command_seq, fact.job) == (Reason.INVALID_COMMAND, seq, None)
+    assert is_token(fact.actor)
+    assert proposal.actor == fact.actor
+    assert TOKEN_RULE in fact.detail
+    assert "\x1b" not in fact.detail
+    h.proposed(proposal)
+    assert h.job("a").phase is Phase.WAITING
+    assert not h.site.commands
 
 
 def test_two_commands_for_one_job_are_answered_one_after_the_other(h: History) -> None:

@@ -36,6 +36,7 @@ from gpukeeper.events.tasks import end_all
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
 from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
+from gpukeeper.scheduler.ask import AskService
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.control import decide_commands, decide_expiries
 from gpukeeper.scheduler.lease import Lease
@@ -72,6 +73,8 @@ class SchedulerService:
         )
         self._lease = Lease(connection, self.instance_id, ttl_s=config.lease_ttl_s)
         self.live = Live(tick_s=_TICK_S)
+        payloads = JetStreamObjects(connection, subjects.PAYLOADS_BUCKET)
+        self._ask = AskService(self.projection, self.live, log, payloads)
         self._known: dict[str, Known] = {}
         self._wake_accept = asyncio.Event()
         self._wake_route = asyncio.Event()
@@ -93,6 +96,7 @@ class SchedulerService:
         await self.projection.start()
         self._snapshot_seq = self.projection.started_at
         self._beats_before = await self._beats.last_seq()
+        self._ask.start(answer_bytes_max=self._connection.client.max_payload)
         follower = await self._beats.follow(self._on_beat, after=0, newest_only=True)
         service = await self._serve()
         _log.info("scheduler_started", instance=self.instance_id, seq=self.projection.site.seq)
@@ -101,6 +105,7 @@ class SchedulerService:
         finally:
             await self._lease.give_up()
             await service.stop()
+            await self._ask.stop()
             await follower.stop()
             await self.projection.stop()
             _log.info("scheduler_stopped", instance=self.instance_id, seq=self.projection.site.seq)
@@ -112,6 +117,7 @@ class SchedulerService:
             asyncio.create_task(self._lane("route", self._wake_route, self._decide_routes), name="route"),
             asyncio.create_task(self._lane("control", self._wake_control, self._decide_control), name="control"),
             asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(self._ask.run(), name="ask"),
         ]
         ends = {
             asyncio.ensure_future(stop.wait()),
@@ -133,6 +139,7 @@ class SchedulerService:
     # --- what is heard
 
     def _on_event(self, event: Event) -> None:
+        self._ask.heard(event)
         if isinstance(event.data, Submitted):
             self._wake_accept.set()
             return
@@ -170,6 +177,7 @@ class SchedulerService:
             name="gpuq-scheduler",
             description="decides where and when jobs run",
             endpoints={"status": (subjects.SCHEDULER_STATUS, status)},
+            questions={"ask-job": (subjects.ASK_JOB, self._ask.ask)},
             metadata={"instance_id": self.instance_id},
         )
 

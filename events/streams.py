@@ -123,6 +123,13 @@ async def problems(connection: Connection) -> list[str]:
             found.append(f"stream {config.name} does not exist yet; `gpuq up` or `gpuq scheduler` creates it")
             continue
         found.extend(f"stream {config.name}: {problem}" for problem in _misfits(config, info.config))
+    try:
+        await lease_ttl_s(connection)
+    except IncompatibleStream as error:
+        found.append(error.message)
+    except nats.js.errors.NotFoundError:
+        # Said of the streams already: they are made together.
+        pass
     return found
 
 
@@ -189,6 +196,40 @@ async def _ensure_bucket(connection: Connection, wanted: SiteStreams) -> None:
             bucket=subjects.LEASE_BUCKET, ttl=wanted.lease_ttl_s, history=1, replicas=wanted.replicas
         )
         await _unless_there(connection.js.create_key_value(config))
+    else:
+        await lease_ttl_s(connection)
+
+
+#: The stream behind the bucket of the lease.
+_LEASE_STREAM = f"KV_{subjects.LEASE_BUCKET}"
+
+
+async def lease_ttl_s(connection: Connection) -> float:
+    """How long the bucket remembers a lease that nobody renews.
+
+    Raises:
+        IncompatibleStream: for ever.
+        Whatever the client raises where the server does not answer.
+    """
+    ttl_s = (await connection.js.stream_info(_LEASE_STREAM)).config.max_age or 0.0
+    if ttl_s <= 0:
+        raise IncompatibleStream(
+            f"bucket {subjects.LEASE_BUCKET} forgets nothing (its ttl is 0): the lease of a scheduler that died would "
+            "never end",
+            stream=_LEASE_STREAM,
+        )
+    return ttl_s
+
+
+async def set_lease_ttl(connection: Connection, ttl_s: float) -> None:
+    """Let the bucket forget a lease after another time. Raises what the client raises."""
+    config = (await connection.js.stream_info(_LEASE_STREAM)).config
+    # The server wants a window of duplicates that is no longer than what it remembers.
+    window_s = min(_BUCKET_WINDOW_S_MAX, ttl_s)
+    await connection.js.update_stream(config.evolve(max_age=ttl_s, duplicate_window=window_s))
+
+
+_BUCKET_WINDOW_S_MAX = 120.0
 
 
 async def _ensure_objects(connection: Connection, bucket: str, ttl_s: float, replicas: int) -> None:

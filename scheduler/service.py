@@ -71,7 +71,7 @@ class SchedulerService:
             retention=Retention(config.forget_after_s, config.forget_above),
             on_event=self._on_event,
         )
-        self._lease = Lease(connection, self.instance_id)
+        self._lease = Lease(connection, self.instance_id, wanted_ttl_s=config.lease_ttl_s)
         self.live = Live(tick_s=_TICK_S)
         self._known: dict[str, Known] = {}
         self._wake_accept = asyncio.Event()
@@ -172,16 +172,15 @@ class SchedulerService:
 
     async def _lead(self) -> None:
         """Take or renew the lease three times in its life."""
-        pause_s = self._config.lease_ttl_s / 3
         while True:
             held_before = self._lease.held
             held = await self._lease.keep()
-            if held and not held_before:
+            if held and not self.leading.is_set():
                 await self._take_over()
             elif held_before and not held:
                 self.leading.clear()
                 _log.warning("lease_lost", instance=self.instance_id)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._lease.ttl_s / 3)
 
     async def _take_over(self) -> None:
         fact = LeaderElected(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 import nats.errors
@@ -39,6 +40,7 @@ from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
 from gpukeeper.scheduler.ask import AskService
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.control import decide_commands, decide_expiries
+from gpukeeper.scheduler.lane import Decide, run_lane
 from gpukeeper.scheduler.lease import Lease
 from gpukeeper.scheduler.live import Live
 from gpukeeper.scheduler.reap import Probe, decide_lapses, decide_orphans, decide_withdrawals, suspects
@@ -71,7 +73,7 @@ class SchedulerService:
             retention=Retention(config.forget_after_s, config.forget_above),
             on_event=self._on_event,
         )
-        self._lease = Lease(connection, self.instance_id, ttl_s=config.lease_ttl_s)
+        self._lease = Lease(connection, self.instance_id, wanted_ttl_s=config.lease_ttl_s)
         self.live = Live(tick_s=_TICK_S)
         payloads = JetStreamObjects(connection, subjects.PAYLOADS_BUCKET)
         self._ask = AskService(self.projection, self.live, log, payloads)
@@ -217,49 +219,41 @@ class SchedulerService:
 
     # --- the lanes
 
-    async def _lane(self, name: str, wake: asyncio.Event, decide: Callable[[], Sequence[Proposal]]) -> None:
-        while True:
-            await wake.wait()
-            await self.leading.wait()
-            wake.clear()
-            while proposals := decide():
-                try:
-                    await self._commit(proposals)
-                except (LogUnavailable, WaitTimedOut) as error:
-                    # Nothing is lost: the next look decides on what the log then says.
-                    _log.warning("lane_waits_for_log", lane=name, error=error.message)
-                    await asyncio.sleep(_TICK_S)
-                if not self.leading.is_set():
-                    break
+    def _lane(self, name: str, wake: asyncio.Event, decide: Decide) -> Coroutine[Any, Any, None]:
+        return run_lane(name, wake=wake, leading=self.leading, decide=decide, commit=self._commit)
 
-    async def _commit(self, proposals: Sequence[Proposal]) -> None:
+    async def _commit(self, proposals: Sequence[Proposal]) -> bool:
+        """Append, and fold what was appended. Returns whether anything was."""
         if len(proposals) == 1:
             outcomes = [await self._recorder.record(proposals[0])]
         else:
             outcomes = await asyncio.gather(*(self._recorder.record(proposal) for proposal in proposals))
         newest = 0
-        stale = False
+        lost = 0
         for proposal, outcome in zip(proposals, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 newest = max(newest, outcome.seq)
             else:
-                stale = True
+                lost += 1
                 await self._on_lost(proposal, outcome)
-        if stale:
-            # The newest that is there: what has aged out is handed to nobody.
+        if lost:
+            # What it was lost to must be folded too, or the next decision would rest on the same state.
             last = await self._log.last(">")
             newest = max(newest, 0 if last is None else last.seq)
         if newest:
             await self.projection.wait_folded(newest)
+        return lost < len(proposals)
 
     async def _on_lost(self, proposal: Proposal, outcome: Refused | Unanswered) -> None:
-        """Somebody else wrote first, or the log takes nothing: look again before deciding again."""
+        """Somebody else wrote first, or the log takes nothing: the lane looks again before it decides again."""
         code = outcome.code if isinstance(outcome, Refused) else "unanswered"
         _log.info("append_lost", subject=proposal.subject, type=proposal.fact.TYPE, code=code, detail=outcome.detail)
         fact = proposal.fact
-        if code != "stale":
-            await asyncio.sleep(_TICK_S)
-        elif isinstance(fact, Accepted | Rejected | Resubmitted) and fact.job not in self.projection.site.jobs:
+        if (
+            code == "stale"
+            and isinstance(fact, Accepted | Rejected | Resubmitted)
+            and fact.job not in self.projection.site.jobs
+        ):
             await self._learn(fact.job, fact.submission_seq)
 
     async def _learn(self, job_id: str, submission_seq: int) -> None:

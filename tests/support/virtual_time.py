@@ -40,6 +40,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        # A timer is due when the clock is this close to it: less than the last digit of START_S would never be reached.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return self._jumping.passed_s

@@ -1,7 +1,7 @@
 """Answers questions about jobs: at once, or when what they wait for has happened.
 
-A question that waits costs a record and a timer, no task. Questions that are due are grouped by what they are about: one
-look into the state and the log answers all of a group, and a few workers take the groups one after another, so that
+A question that waits costs a record and a timer, no task. Questions that are due are grouped by what they are about:
+one look into the state and the log answers all of a group, and a few workers take the groups one after another, so that
 thousands of questions take turns with the lanes and do not push them aside.
 """
 
@@ -196,7 +196,7 @@ class AskService:
                 await self._serve(key, group)
             except LogUnavailable as error:
                 await self._refuse(group, Refusal(code="log_unavailable", message=error.message))
-            except Exception:
+            except Exception:  # noqa: BLE001
                 # A question must not end the scheduler: others would send it again to the next one.
                 _log.exception("question_failed", about=key)
                 await self._refuse(group, _INTERNAL)

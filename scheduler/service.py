@@ -1,4 +1,4 @@
-"""The shell around the decisions: fold, decide, append with the expected sequence, fold one's own events, again.
+"""A scheduler process: it leads or waits to, hears heartbeats, answers, and has its desk decide.
 
 Three lanes run side by side, each on subjects of its own kind: *accept* answers submissions, *route* sends jobs to
 devices, *control* does everything that is rare (commands, lapses, orphans, waits, expiries, once a second). A lane
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -24,8 +24,8 @@ from gpukeeper.events.connection import Connection
 from gpukeeper.events.device import Claimed
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import Accepted, Admitted, PlacementVerified, Progress, Rejected, Resubmitted, Started
-from gpukeeper.events.log import Appended, Follower, Refused, Stored, Unanswered
+from gpukeeper.events.job import Admitted, PlacementVerified, Progress, Started
+from gpukeeper.events.log import Appended, Follower, Stored
 from gpukeeper.events.objects import JetStreamObjects
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.readings import Heartbeat
@@ -36,15 +36,13 @@ from gpukeeper.events.site import LeaderElected
 from gpukeeper.events.tasks import end_all
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
-from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
 from gpukeeper.scheduler.ask import AskService
 from gpukeeper.scheduler.config import SchedulerConfig
-from gpukeeper.scheduler.control import decide_commands, decide_expiries
+from gpukeeper.scheduler.desk import Desk
 from gpukeeper.scheduler.lane import Decide, run_lane
 from gpukeeper.scheduler.lease import Lease
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.reap import Probe, decide_lapses, decide_orphans, decide_withdrawals, suspects
-from gpukeeper.scheduler.route import decide_routes, decide_waits
+from gpukeeper.scheduler.reap import Probe
 
 _log = structlog.get_logger("gpukeeper.scheduler")
 
@@ -77,7 +75,16 @@ class SchedulerService:
         self.live = Live(tick_s=_TICK_S)
         payloads = JetStreamObjects(connection, subjects.PAYLOADS_BUCKET)
         self._ask = AskService(self.projection, self.live, log, payloads)
-        self._known: dict[str, Known] = {}
+        self._desk = Desk(
+            log=log,
+            recorder=self._recorder,
+            projection=self.projection,
+            live=self.live,
+            config=config,
+            now_s=self._server_now_s,
+            probe=self._probe,
+            broker_answers=self._broker_answers,
+        )
         self._wake_accept = asyncio.Event()
         self._wake_route = asyncio.Event()
         self._wake_control = asyncio.Event()
@@ -115,9 +122,9 @@ class SchedulerService:
     async def _run_lanes(self, stop: asyncio.Event, follower: Follower) -> None:
         tasks = [
             asyncio.create_task(self._lead(), name="lease"),
-            asyncio.create_task(self._lane("accept", self._wake_accept, self._decide_accepts), name="accept"),
-            asyncio.create_task(self._lane("route", self._wake_route, self._decide_routes), name="route"),
-            asyncio.create_task(self._lane("control", self._wake_control, self._decide_control), name="control"),
+            asyncio.create_task(self._lane("accept", self._wake_accept, self._desk.decide_accepts), name="accept"),
+            asyncio.create_task(self._lane("route", self._wake_route, self._desk.decide_routes), name="route"),
+            asyncio.create_task(self._lane("control", self._wake_control, self._desk.decide_control), name="control"),
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._ask.run(), name="ask"),
         ]
@@ -220,62 +227,7 @@ class SchedulerService:
     # --- the lanes
 
     def _lane(self, name: str, wake: asyncio.Event, decide: Decide) -> Coroutine[Any, Any, None]:
-        return run_lane(name, wake=wake, leading=self.leading, decide=decide, commit=self._commit)
-
-    async def _commit(self, proposals: Sequence[Proposal]) -> bool:
-        """Append, and fold what was appended. Returns whether anything was."""
-        if len(proposals) == 1:
-            outcomes = [await self._recorder.record(proposals[0])]
-        else:
-            outcomes = await asyncio.gather(*(self._recorder.record(proposal) for proposal in proposals))
-        newest = 0
-        lost = 0
-        for proposal, outcome in zip(proposals, outcomes, strict=True):
-            if isinstance(outcome, Appended):
-                newest = max(newest, outcome.seq)
-            else:
-                lost += 1
-                await self._on_lost(proposal, outcome)
-        if lost:
-            # What it was lost to must be folded too, or the next decision would rest on the same state.
-            last = await self._log.last(">")
-            newest = max(newest, 0 if last is None else last.seq)
-        if newest:
-            await self.projection.wait_folded(newest)
-        return lost < len(proposals)
-
-    async def _on_lost(self, proposal: Proposal, outcome: Refused | Unanswered) -> None:
-        """Somebody else wrote first, or the log takes nothing: the lane looks again before it decides again."""
-        code = outcome.code if isinstance(outcome, Refused) else "unanswered"
-        _log.info("append_lost", subject=proposal.subject, type=proposal.fact.TYPE, code=code, detail=outcome.detail)
-        fact = proposal.fact
-        if (
-            code == "stale"
-            and isinstance(fact, Accepted | Rejected | Resubmitted)
-            and fact.job not in self.projection.site.jobs
-        ):
-            await self._learn(fact.job, fact.submission_seq)
-
-    async def _learn(self, job_id: str, submission_seq: int) -> None:
-        """The id was used by a job that the fold has forgotten: read from the log what stands there."""
-        history = [decode(stored) for stored in await self._log.read(subjects.job(job_id))]
-        known = known_from(history, submission_seq)
-        if known is not None:
-            self._known[job_id] = known
-
-    def _decide_accepts(self) -> Sequence[Proposal]:
-        site = self.projection.site
-        if not site.submissions:
-            self._known.clear()
-            return ()
-        return decide_submissions(site, self.live, self._config, self._known)
-
-    def _decide_routes(self) -> Sequence[Proposal]:
-        return decide_routes(self.projection.site, self.live, self._config, self._server_now_s())
-
-    def _decide_control(self) -> Sequence[Proposal]:
-        site = self.projection.site
-        return (*decide_orphans(site), *decide_commands(site))
+        return run_lane(name, wake=wake, leading=self.leading, decide=decide, commit=self._desk.commit)
 
     # --- once a second
 
@@ -288,31 +240,13 @@ class SchedulerService:
             if not self.leading.is_set():
                 continue
             try:
-                await self._look_around(elapsed_s)
+                await self._desk.look_around(elapsed_s)
             except (LogUnavailable, WaitTimedOut) as error:
                 _log.warning("tick_waits_for_log", error=error.message)
+            self._wake_route.set()
+            self._wake_control.set()
             if self.projection.site.seq - self._snapshot_seq >= self._config.snapshot_every_events:
                 await self._save()
-
-    async def _look_around(self, elapsed_s: float) -> None:
-        site = self.projection.site
-        claims = {host: tuple(epochs) for host, epochs in _claims_by_host(self.projection).items()}
-        healthy = await self._broker_answers() if claims or site.routed else True
-        self.live.tick(elapsed_s, broker_healthy=healthy, claims=claims)
-        silent = suspects(site, self.live, self._config)
-        probes = dict(zip(silent, await asyncio.gather(*(self._probe(host) for host in silent)), strict=True))
-        now_s = self._server_now_s()
-        proposals = [
-            *decide_lapses(site, self.live, self._config, probes),
-            *decide_withdrawals(site, self.live, self._config, probes),
-            *decide_expiries(site, now_s),
-        ]
-        if proposals:
-            await self._commit(proposals)
-        if waits := decide_waits(site, self.live, self._config, now_s):
-            await self._commit(waits)
-        self._wake_route.set()
-        self._wake_control.set()
 
     def _server_now_s(self) -> float:
         """The time by the server's clock, which the ages in the fold are counted from."""
@@ -350,17 +284,6 @@ class SchedulerService:
             return
         self._snapshot_seq = site.seq
         _log.info("snapshot_saved", snapshot=name, seq=site.seq)
-
-
-def _claims_by_host(projection: SiteProjection) -> dict[str, list[int]]:
-    claims: dict[str, list[int]] = {}
-    for device in projection.site.devices.values():
-        if device.claims:
-            claims.setdefault(device.host, []).extend(claim.epoch for claim in device.claims)
-    for key, jobs in projection.site.routed.items():
-        if jobs:
-            claims.setdefault(key.partition("/")[0], [])
-    return claims
 
 
 async def _join(future: asyncio.Future[None]) -> None:

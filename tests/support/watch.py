@@ -10,12 +10,14 @@ from typing import TypeVar
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import Event, decode
 from gpukeeper.events.connection import Connection
+from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.job import ENDS, Accepted, Rejected, Resubmitted, is_note
 from gpukeeper.events.log import Stored
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Site
+from support.wait import until_answered
 
 #: Far more than anything here takes: it only matters for a test that fails.
 WITHIN_S = 60.0
@@ -133,8 +135,15 @@ class Watch:
         return (await self.until(lambda: self.ends(job), f"the end of {job}", within_s=within_s))[0]
 
     async def caught_up(self) -> None:
-        """Wait until everything that is stored by now is folded."""
-        await self._projection.wait_folded(await self._log.last_seq())
+        """Wait until everything that is stored by now is folded; the server may just be coming back."""
+        (last_seq,) = await until_answered(self._last_seq, "the log answers")
+        await self._projection.wait_folded(last_seq)
+
+    async def _last_seq(self) -> tuple[int] | None:
+        try:
+            return (await self._log.last_seq(),)
+        except LogUnavailable:
+            return None
 
     async def refold(self) -> Site:
         """The state folded anew from sequence 1, up to where this watch is."""

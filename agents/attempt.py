@@ -49,8 +49,6 @@ MB = 1_048_576
 _FENCED = "the claim was ended by somebody else; the scheduler gives the job its end"
 _PROGRESS_EVERY_S = 5.0
 _PARTIAL_CHARS_MAX = 8_192
-#: A slot stays taken this long after a stop was asked for, unless the runtime is proven idle before.
-_STOP_PROOF_LIMIT_S = 30.0
 _STOP_PROOF_EVERY_S = 0.25
 #: A watch that broke begins again after this long.
 _WATCH_AGAIN_S = 1.0
@@ -527,7 +525,7 @@ class Attempt:
         if self.phase not in ("loading", "running"):
             return
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _STOP_PROOF_LIMIT_S
+        give_up_at = loop.time() + self.room.stop_proof_limit_s
         self.phase = "stopping"
         while loop.time() < give_up_at:
             if not self.others_share_runtime():
@@ -560,7 +558,7 @@ class Attempt:
         fenced = self.stop_reason is Stop.FENCED
         try:
             if not fenced:
-                await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+                await self._append_end(fact)
                 return
         except Superseded as error:
             why = error
@@ -570,6 +568,21 @@ class Attempt:
         if late is not None:
             await self._held.append_late(late, epoch=self.epoch)
         raise why
+
+    async def _append_end(self, fact: Fact) -> None:
+        """Append the end, or, where it would give the job back though somebody was promised its end, that end."""
+        if not endings.gives_back(fact):
+            await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+            return
+        wish = self._held.cancel
+        if wish is None:
+            try:
+                await self._held.append(fact, epoch=self.epoch)
+            except CancelWanted as wanted:
+                wish = wanted.wish
+            else:
+                return
+        await self._held.append(endings.cancelled(self._so_far(), wish), epoch=self.epoch, heed_cancel=False)
 
     def _so_far(self) -> SoFar:
         """What the attempt has come to, for the fact that ends it."""

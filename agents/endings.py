@@ -86,6 +86,11 @@ def handed_back(so_far: SoFar, *, started: bool) -> Fact:
     return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=detail, epoch=so_far.epoch)
 
 
+def gives_back(end: Fact) -> bool:
+    """Whether the job goes on elsewhere after this end of an attempt."""
+    return isinstance(end, facts.Preempted | facts.Waiting)
+
+
 def fenced(so_far: SoFar) -> facts.LateResult:
     """The note of an attempt whose claim somebody else has ended while the runtime had the job."""
     got = "nothing had come" if so_far.partial is None else f"it had got as far as: {so_far.partial}"

@@ -65,6 +65,8 @@ class HostRoom:
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
+        #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.
+        self.stop_proof_limit_s = 30.0
         self._looks: dict[str, FreshLooks] = {}
         self._devices: dict[str, OwnSubject] = {}
         self._runtimes: dict[str, OwnSubject] = {}

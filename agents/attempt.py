@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from enum import StrEnum
 from typing import Any
@@ -85,14 +85,11 @@ class Attempt:
         route: PendingRoute,
         slot: Slot,
         provider: Provider,
-        *,
-        others_share_runtime: Callable[[], bool] = lambda: False,
     ) -> None:
         self.room = room
         self.route = route
         self.slot = slot
         self.provider = provider
-        self.others_share_runtime = others_share_runtime
         self.epoch = 0
         self.phase = "claiming"
         self.tokens = 0
@@ -520,7 +517,7 @@ class Attempt:
     async def _prove_stopped(self) -> None:
         """Keep the slot until the runtime is proven idle, or for as long as that may take.
 
-        Where other work of ours runs on the runtime its activity proves nothing about this one.
+        A runtime that is idle works for nobody. One that is busy may be so for another: that proves nothing.
         """
         if self.phase not in ("loading", "running"):
             return
@@ -528,10 +525,9 @@ class Attempt:
         give_up_at = loop.time() + self.room.stop_proof_limit_s
         self.phase = "stopping"
         while loop.time() < give_up_at:
-            if not self.others_share_runtime():
-                look = await self.provider.look()
-                if look.activity == "idle":
-                    return
+            look = await self.provider.look()
+            if look.activity == "idle":
+                return
             await asyncio.sleep(_STOP_PROOF_EVERY_S)
 
     def _placement(self, body: Body, verdict: Verdict) -> dict[str, Any]:

@@ -6,17 +6,22 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gpukeeper.agents.config import STOP_MARGIN_S
 from gpukeeper.cli.configuration import Loaded
 from gpukeeper.cli.credentials import load_credentials
 from gpukeeper.cli.datafolder import hold, make_private
 from gpukeeper.cli.natsbinary import find_server
 from gpukeeper.cli.natsserver import STOP_GRACE_S, NatsServer
+from gpukeeper.cli.siteconfig import SiteConfig
 from gpukeeper.cli.supervisor import Part, Supervisor
 from gpukeeper.events.errors import ConfigError
 
-#: Beyond the agent's own grace: its last facts, and closing connections.
-AGENT_MARGIN_S = 10.0
 SCHEDULER_GRACE_S = 15.0
+
+
+def agent_stop_s(config: SiteConfig) -> float:
+    """From SIGTERM to SIGKILL for the agent: all that it may take to hand its work back and say goodbye."""
+    return config.agent.stop_grace_s + STOP_MARGIN_S
 
 
 def gpuq_argv(command: str) -> tuple[str, ...]:
@@ -77,7 +82,7 @@ async def up(
                     name="agent",
                     argv=argv_for("agent"),
                     env=told,
-                    stop_grace_s=config.agent.stop_grace_s + AGENT_MARGIN_S,
+                    stop_grace_s=agent_stop_s(config),
                 ),
             ],
             log_folder=logs,

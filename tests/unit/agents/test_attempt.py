@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest_asyncio
 
 from gpukeeper.agents.attempt import Attempt, Stop
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.events.device import Released
 from gpukeeper.events.job import Admitted, Cancelled, Preempted, Started, Succeeded, Waiting
+from support.llamacpp_fake import FakeLlamaCpp
 from support.ollama import FakeOllama
-from support.rig import Rig, reached, rig
+from support.rig import CARD, Rig, reached, rig
 
 
 @pytest_asyncio.fixture
@@ -105,3 +108,26 @@ async def test_a_wish_for_the_end_ends_a_job_that_was_still_loading_too(
 
     assert [type(fact) for fact in ends(host)] == [Cancelled]
     assert fake.payload_calls == 0
+
+
+# --- proving that a run has stopped
+
+
+async def test_attempts_that_are_stopped_together_do_not_wait_for_each_other() -> None:
+    """A runtime that is idle is idle for each of them."""
+    shared = msgspec.structs.replace(CARD, kind="cpu", slots=2)
+    config = RuntimeConfig(name="llama", provider="llamacpp", url="")
+    async with FakeLlamaCpp(model="m:8b") as server, rig(shared) as host:
+        server.hold = asyncio.Event()
+        host.room.stop_proof_limit_s = 3600
+        provider = LlamaCpp(msgspec.structs.replace(config, url=server.url))
+        attempts = [await host.attempt(provider, job, need={"vram_mb": 1}) for job in ("a", "b")]
+        tasks = [asyncio.create_task(attempt.run()) for attempt in attempts]
+        await reached(lambda: all(attempt.tokens for attempt in attempts), "both run")
+        for attempt in attempts:
+            attempt.stop(Stop.PREEMPT)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*tasks)
+
+        assert sorted(fact.job for fact in host.of(Preempted)) == ["a", "b"]
+        await provider.close()

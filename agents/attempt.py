@@ -27,7 +27,8 @@ from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import HostRoom, Slot
-from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Signs, Token
+from gpukeeper.agents.stopping import NOT_LOADED, StopProof
 from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded, patiently
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
@@ -104,6 +105,10 @@ class Attempt:
         self._load_s: float | None = None
         self._first_byte_s: float | None = None
         self._run_began_s: float | None = None
+        self._model = ""
+        #: What the runtime shows while the load or the run goes on; the latter is looked for by a task of its own.
+        self._during: Signs | None = None
+        self._look: asyncio.Task[Signs] | None = None
 
     def beat(self) -> ClaimBeat | None:
         """What heartbeats say about this claim; None before it is one."""
@@ -119,6 +124,11 @@ class Attempt:
             tokens=self.tokens,
             last_progress_at=self.last_progress_at,
         )
+
+    @property
+    def looked_during_run(self) -> bool:
+        """Whether it is known what the runtime shows while this run goes on."""
+        return self._look is not None and self._look.done()
 
     def stop(self, why: Stop) -> None:
         """End the work in hand, for this reason; the first reason stays, but for a claim that is no more.
@@ -162,9 +172,7 @@ class Attempt:
                 await self._fail(fault)
             await self._release()
         finally:
-            if self._note is not None:
-                self._note.cancel()
-                await asyncio.gather(self._note, return_exceptions=True)
+            await _end_all(tuple(task for task in (self._note, self._look) if task is not None))
             await _end_all(helpers)
 
     async def _fail(self, fault: Exception) -> None:
@@ -348,8 +356,7 @@ class Attempt:
                 # The whole agent is being torn down.
                 work.cancel()
                 raise
-            await self._prove_stopped()
-            return await self._stopped_end()
+            return await self._stopped_end(proven=await self._prove_stopped())
         except CancelWanted as wanted:
             await self._prove_stopped()
             return endings.cancelled(self._so_far(), wanted.wish)
@@ -360,8 +367,7 @@ class Attempt:
             if self.stop_reason is None:
                 return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
             # It was told to stop, and this is how it took that.
-            await self._prove_stopped()
-            return await self._stopped_end()
+            return await self._stopped_end(proven=await self._prove_stopped())
         except Exception:
             await self._prove_stopped()
             raise
@@ -370,6 +376,7 @@ class Attempt:
         self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
     ) -> Fact:
         device = self.slot.device
+        self._model = body.model
         before, after = reading, reading
         if resident is None:
             look, after = await self._load(body)
@@ -394,11 +401,13 @@ class Attempt:
         started = facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt)
         await self._held.append(started, epoch=self.epoch)
         self.phase = "running"
+        self._during = None
         return await self._execute(body)
 
     async def _load(self, body: Body) -> tuple[RuntimeReading, DeviceReading]:
         """Bring the model in, within the load clock, and look again."""
         self.phase = "loading"
+        self._during = NOT_LOADED
         clock = self.route.clocks.load
         loop = asyncio.get_running_loop()
         began, began_s = loop.time(), time.monotonic()
@@ -461,6 +470,7 @@ class Attempt:
         name: facts.ClockName = "first_byte"
         self.room.outputs.begin(self.route.job, self.route.attempt)
         result: JobResult | None = None
+        look: asyncio.TimerHandle | None = None
         limit = asyncio.timeout_at(min(run_until, began + clocks.first_byte.limit_s))
         try:
             async with limit, aclosing(self._stream(body)) as stream:
@@ -471,6 +481,7 @@ class Attempt:
                     if self._first_byte_s is None:
                         # Not by the loop's clock, which may be as coarse as a millisecond.
                         self._first_byte_s = round(time.monotonic() - self._run_began_s, 4)
+                        look = loop.call_later(self.room.watch_after_s, self._look_during_run)
                     if isinstance(item, Done):
                         result = item.result
                         break
@@ -489,6 +500,9 @@ class Attempt:
             since = began if name == "first_byte" else last
             clock = clocks.first_byte if name == "first_byte" else clocks.idle
             raise ClockExpired(name, clock, loop.time() - since) from None
+        finally:
+            if look is not None:
+                look.cancel()
         if result is None:
             raise RuntimeFailure(Reason.RUNTIME_CUT, "the answer ended without its last part")
         return await self._succeeded(result)
@@ -514,21 +528,34 @@ class Attempt:
         note = facts.Progress(job=self.route.job, epoch=self.epoch, tokens=self.tokens, elapsed_s=round(elapsed_s, 3))
         await self._held.append(note, epoch=self.epoch)
 
-    async def _prove_stopped(self) -> None:
-        """Keep the slot until the runtime is proven idle, or for as long as that may take.
+    def _look_during_run(self) -> None:
+        """Remember what the runtime shows while it answers: what it shows after a stop is compared with that.
 
-        A runtime that is idle works for nobody. One that is busy may be so for another: that proves nothing.
+        Only of runs that last: most are over before, and a look at each would cost more than it gains.
+        """
+        self._look = asyncio.create_task(self.provider.signs(self._model))
+
+    async def _prove_stopped(self) -> bool:
+        """Keep the slot until the runtime is proven to have stopped, or for as long as that may take.
+
+        Returns whether it is proven.
         """
         if self.phase not in ("loading", "running"):
-            return
+            return True
+        during = self._during
+        if self._look is not None:
+            # A look that is still under way may have seen what came after the stop.
+            during = self._look.result() if self.looked_during_run else None
+            self._look.cancel()
+        self.phase = "stopping"
+        proof = StopProof(during)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self.room.stop_proof_limit_s
-        self.phase = "stopping"
         while loop.time() < give_up_at:
-            look = await self.provider.look()
-            if look.activity == "idle":
-                return
+            if proof.shown_by(await self.provider.signs(self._model)):
+                return True
             await asyncio.sleep(_STOP_PROOF_EVERY_S)
+        return False
 
     def _placement(self, body: Body, verdict: Verdict) -> dict[str, Any]:
         return {
@@ -566,8 +593,8 @@ class Attempt:
         raise why
 
     async def _append_end(self, fact: Fact) -> None:
-        """Append the end, or, where it would give the job back though somebody was promised its end, that end."""
-        if not endings.gives_back(fact):
+        """Append the end, or, where it is the agent's own wish and somebody was promised the job's end, that one."""
+        if not endings.is_own_wish(fact):
             await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
             return
         wish = self._held.cancel
@@ -598,8 +625,8 @@ class Attempt:
             ref = await patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
-    async def _stopped_end(self) -> Fact:
-        """The end of an attempt that was stopped from outside."""
+    async def _stopped_end(self, *, proven: bool) -> Fact:
+        """The end of an attempt that was stopped from outside; ``proven`` says whether the runtime surely stopped."""
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)
@@ -608,4 +635,8 @@ class Attempt:
                 # The runtime had the job: whoever reads that it is lost wants to know what became of it.
                 await self._held.append_late(endings.fenced(so_far), epoch=self.epoch)
             raise Superseded(_FENCED)
-        return endings.handed_back(so_far, started=self._run_began_s is not None)
+        if self._run_began_s is None:
+            return endings.handed_back(so_far)
+        if proven:
+            return endings.preempted(so_far)
+        return endings.not_stopped(so_far, self.room.stop_proof_limit_s)

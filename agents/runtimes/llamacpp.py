@@ -14,7 +14,7 @@ from gpukeeper.agents.runtimes import llamacpp_wire as wire
 from gpukeeper.agents.runtimes import openai_chat
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -113,6 +113,11 @@ class LlamaCpp:
                 return self._chat(model, work)
             case "embed":
                 return self._embed(model, work)
+
+    async def signs(self, model: str) -> Signs:  # noqa: ARG002 (it has one model)
+        """Its slots say whether any of them works, where it was started with ``--slots``."""
+        slots = await attempt(self._http.get("/slots", wire.slots_decoder), "/slots", self._look_timeout_s)
+        return Signs(activity=wire.activity(slots))
 
     async def close(self) -> None:
         await self._http.close()

@@ -12,7 +12,7 @@ from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import all_names, canonical, find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -129,6 +129,20 @@ class Ollama:
         if options:
             body["options"] = options
         return self._embed(body, work) if task == "embed" else self._stream(body, work, chat=task == "chat")
+
+    async def signs(self, model: str) -> Signs:
+        """Ollama never says whether it works. It moves a model's ``expires_at`` on when the last request has ended.
+
+        It takes a request for ended as soon as its client has left. The runner notices that at its next token, and so
+        not before it has read the whole prompt (ollama#11889).
+        """
+        ps = await attempt(self._resident(), "/api/ps", self._look_timeout_s)
+        if isinstance(ps, RuntimeFailure):
+            return Signs()
+        row = find_resident(ps, model)
+        if row is None:
+            return Signs(resident=False)
+        return Signs(resident=True, last_end=None if row.stopping else row.expires_at)
 
     async def _resident(self) -> tuple[ResidentModel, ...]:
         return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))

@@ -116,7 +116,7 @@ async def test_an_agent_that_is_asked_to_stop_finishes_what_runs(site: Site) -> 
 async def test_what_an_agent_cannot_finish_in_its_grace_is_handed_back_and_runs_on_the_next(site: Site) -> None:
     """One job runs, another is still loading: the first is preempted after the grace, the other handed back at once."""
     site.devices = [{"id": DEVICE, "source": "static", "kind": "gpu", "total_mb": 24_000, "slots": 2}]
-    site.sections["agent"] |= {"stop_grace_s": 1}
+    site.sections["agent"] |= {"stop_grace_s": 3}
     fake = await site.ollama()
     site.scheduler()
     agent = site.agent()

@@ -13,7 +13,8 @@ from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.events.device import Released
-from gpukeeper.events.job import Admitted, Cancelled, Preempted, Started, Succeeded, Waiting
+from gpukeeper.events.job import Admitted, Cancelled, Failed, Preempted, Started, Succeeded, Waiting
+from gpukeeper.events.reasons import Reason
 from support.llamacpp_fake import FakeLlamaCpp
 from support.ollama import FakeOllama
 from support.rig import CARD, Rig, reached, rig
@@ -113,6 +114,17 @@ async def test_a_wish_for_the_end_ends_a_job_that_was_still_loading_too(
 # --- proving that a run has stopped
 
 
+async def soon(task: asyncio.Task[None]) -> None:
+    """Wait for the end of an attempt, and much less than its limit."""
+    async with asyncio.timeout(20):
+        await task
+
+
+async def looked_at(attempt: Attempt) -> None:
+    """Wait until the attempt has seen what the runtime shows while it works."""
+    await reached(lambda: attempt.looked_during_run, "a look during the run")
+
+
 async def test_attempts_that_are_stopped_together_do_not_wait_for_each_other() -> None:
     """A runtime that is idle is idle for each of them."""
     shared = msgspec.structs.replace(CARD, kind="cpu", slots=2)
@@ -131,3 +143,85 @@ async def test_attempts_that_are_stopped_together_do_not_wait_for_each_other() -
 
         assert sorted(fact.job for fact in host.of(Preempted)) == ["a", "b"]
         await provider.close()
+
+
+async def test_a_stopped_run_gives_its_slot_back_once_its_end_shows_and_not_after_a_fixed_time(
+    host: Rig, fake: FakeOllama, ollama: Ollama
+) -> None:
+    host.room.stop_proof_limit_s = 3600
+    fake.hold = asyncio.Event()
+    attempt, task = await begun(host, ollama)
+    await looked_at(attempt)
+    attempt.stop(Stop.PREEMPT)
+    await soon(task)
+
+    assert [type(fact) for fact in ends(host)] == [Preempted]
+
+
+async def test_c9_a_cancelled_job_keeps_its_slot_while_the_runtime_works_on(
+    host: Rig, fake: FakeOllama, ollama: Ollama
+) -> None:
+    """C9, ollama#11889: the client is gone, and the runtime has not noticed."""
+    host.room.stop_proof_limit_s = 3600
+    fake.hold = asyncio.Event()
+    fake.deaf = asyncio.Event()
+    attempt, task = await begun(host, ollama)
+    await looked_at(attempt)
+    await host.cancel()
+    await reached(lambda: attempt.phase == "stopping", "it is stopped")
+    looks = fake.requests["/api/ps"]
+    await reached(lambda: fake.requests["/api/ps"] >= looks + 3, "three looks at what it does")
+
+    assert (fake.in_flight, ends(host), host.of(Released)) == (1, [], [])
+    fake.deaf.set()
+    await soon(task)
+    assert [type(fact) for fact in ends(host)] == [Cancelled]
+    assert fake.in_flight == 0
+    assert len(host.of(Released)) == 1
+
+
+async def test_c9_a_prompt_that_may_still_be_read_is_not_taken_for_stopped_though_the_request_has_ended(
+    host: Rig, fake: FakeOllama, ollama: Ollama
+) -> None:
+    """C9: Ollama ends the request at once, and its runner goes on until its first token: no second run."""
+    host.room.stop_proof_limit_s = 1.5
+    fake.hold_prompt = asyncio.Event()
+    attempt = await host.attempt(ollama)
+    task = asyncio.create_task(attempt.run())
+    await reached(lambda: fake.payload_calls, "the work was sent")
+    attempt.stop(Stop.PREEMPT)
+    await reached(lambda: not fake.loaded["m:8b"].requests, "Ollama has heard that its client left")
+    await soon(task)
+
+    (end,) = [fact for fact in host.facts if isinstance(fact, Failed | Preempted | Waiting)]
+    assert isinstance(end, Failed)
+    assert end.reason is Reason.AGENT_STOPPING
+    assert "not proven to have stopped within 1.5 s" in end.detail
+    assert fake.in_flight == 1
+
+
+async def test_a_wish_for_the_end_goes_before_the_failure_of_a_run_that_was_not_proven_to_stop(
+    host: Rig, fake: FakeOllama, ollama: Ollama
+) -> None:
+    fake.hold = asyncio.Event()
+    attempt, task = await begun(host, ollama)
+    attempt.stop(Stop.PREEMPT)
+    await host.cancel()
+    await soon(task)
+
+    assert [type(fact) for fact in ends(host)] == [Cancelled]
+
+
+async def test_a_load_that_was_given_up_gives_its_slot_back_once_the_model_is_gone(
+    host: Rig, fake: FakeOllama, ollama: Ollama
+) -> None:
+    host.room.stop_proof_limit_s = 3600
+    fake.hold_load = asyncio.Event()
+    attempt = await host.attempt(ollama)
+    task = asyncio.create_task(attempt.run())
+    await reached(lambda: fake.load_calls, "the load was asked for")
+    attempt.stop(Stop.PREEMPT)
+    await soon(task)
+
+    assert [type(fact) for fact in ends(host)] == [Waiting]
+    assert fake.aborted == 1

@@ -413,7 +413,7 @@ class Attempt:
         began, began_s = loop.time(), time.monotonic()
         try:
             async with asyncio.timeout(clock.limit_s):
-                await self.provider.load(body.model, on_cpu=self.slot.device.kind == "cpu", work=body.work)
+                await self.provider.load(body.model, on_cpu=self._on_cpu, work=body.work)
                 self._load_s = round(time.monotonic() - began_s, 4)
                 look = await self.room.residency(self.provider)
         except TimeoutError:
@@ -508,7 +508,17 @@ class Attempt:
         return await self._succeeded(result)
 
     def _stream(self, body: Body) -> AsyncGenerator[Token | Done]:
-        return self.provider.run(body.model, body.task, body.work, keep_alive_s=self.provider.config.keep_alive_s)
+        return self.provider.run(
+            body.model,
+            body.task,
+            body.work,
+            on_cpu=self._on_cpu,
+            keep_alive_s=self.provider.config.keep_alive_s,
+        )
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.slot.device.kind == "cpu"
 
     def _noted(self) -> bool:
         """Whether the last note is stored. Beside the run, so that a log that is away neither stops it nor its clocks.

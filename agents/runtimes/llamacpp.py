@@ -104,6 +104,7 @@ class LlamaCpp:
         task: Task,
         work: Work,
         *,
+        on_cpu: bool,  # noqa: ARG002 (where its model is was chosen when it was started)
         keep_alive_s: int | None = None,  # noqa: ARG002 (the server keeps its model for life)
     ) -> AsyncGenerator[Token | Done]:
         match task:

@@ -13,7 +13,7 @@ from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
-from gpukeeper.events.modelnames import all_names, canonical, find_resident, same_model
+from gpukeeper.events.modelnames import all_names, find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
@@ -29,8 +29,6 @@ class Ollama:
         self._config = config
         self._look_timeout_s = look_timeout_s
         self._http = RuntimeHttp(config.url)
-        #: Models whose last load was for the CPU. Ollama loads again when a request's ``num_gpu`` differs.
-        self._on_cpu: set[str] = set()
 
     @property
     def config(self) -> RuntimeConfig:
@@ -96,9 +94,6 @@ class Ollama:
         options = wire.runner_options(work)
         if on_cpu:
             options["num_gpu"] = 0
-            self._on_cpu.add(canonical(model))
-        else:
-            self._on_cpu.discard(canonical(model))
         keep_s = self._config.keep_alive_s
         body: dict[str, Any] = {
             "model": model,
@@ -119,10 +114,11 @@ class Ollama:
             raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done")
 
     def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         options = wire.options(work)
-        if canonical(model) in self._on_cpu:
+        if on_cpu:
+            # Ollama loads again when a request's ``num_gpu`` differs.
             options["num_gpu"] = 0
         keep_s = self._config.keep_alive_s if keep_alive_s is None else keep_alive_s
         body: dict[str, Any] = {"model": model, "keep_alive": keep_s}

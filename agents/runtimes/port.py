@@ -109,9 +109,12 @@ class Provider(Protocol):
         ...
 
     def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         """Do the work: zero or more :class:`Token`, then exactly one :class:`Done`.
+
+        ``on_cpu`` says where the placement was verified, as for :meth:`load`: a run that names another place would
+        load the model once more.
 
         A token with an empty text is progress that is not part of the answer, such as thinking.
 

@@ -65,7 +65,7 @@ async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[S
 
 async def ran(at: Subject, task: Task, work: Work, *, model: str | None = None) -> tuple[list[str], JobResult]:
     """The texts of all tokens and the result, with the shape of a run checked."""
-    items = [item async for item in at.provider.run(model or at.model, task, work)]
+    items = [item async for item in at.provider.run(model or at.model, task, work, on_cpu=False)]
     *tokens, done = items
     assert isinstance(done, Done)
     assert all(isinstance(token, Token) for token in tokens)
@@ -172,7 +172,9 @@ async def test_a_model_it_has_not_is_never_answered_by_another(at: Subject) -> N
 
 
 async def test_a_run_that_is_left_early_leaves_the_runtime_usable(at: Subject) -> None:
-    async with aclosing(at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000))) as running:
+    async with aclosing(
+        at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000), on_cpu=False)
+    ) as running:
         async for item in running:
             assert isinstance(item, Token)
             break
@@ -186,7 +188,9 @@ async def test_signs_prove_a_run_that_was_left_to_have_ended_and_not_one_that_go
     await at.provider.load(at.model, on_cpu=False)
     if at.fake is not None:
         at.fake.hold = asyncio.Event()
-    async with aclosing(at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000))) as running:
+    async with aclosing(
+        at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000), on_cpu=False)
+    ) as running:
         async for item in running:
             assert isinstance(item, Token)
             break

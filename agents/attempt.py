@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from enum import StrEnum
 from typing import Any
@@ -63,6 +63,12 @@ class Stop(StrEnum):
     CANCEL = "cancel"
     PREEMPT = "preempt"
     FENCED = "fenced"
+
+
+def _sources(verdict: Verdict) -> str:
+    """Where a verdict's figures come from, for its event."""
+    read = f" ({', '.join(verdict.devices_read)})" if verdict.devices_read else ""
+    return f"vram: {verdict.sources.vram}; device: {verdict.sources.device}{read}"
 
 
 async def _end_all(tasks: tuple[asyncio.Task[Any], ...]) -> None:
@@ -151,19 +157,19 @@ class Attempt:
         asked_at = asyncio.get_running_loop().time()
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
-        read_task = asyncio.create_task(self.room.inventory.read(self.slot.device.id))
+        read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
         helpers = (body_task, look_task, read_task)
         try:
             if not await self._claim():
                 return
             try:
                 body = await body_task
-                look, reading = await look_task, await read_task
+                look, readings = await look_task, await read_task
                 if asyncio.get_running_loop().time() - asked_at > _EVIDENCE_AGE_MAX_S:
-                    look, reading = await asyncio.gather(
-                        self.room.residency(self.provider), self.room.inventory.read(self.slot.device.id)
+                    look, readings = await asyncio.gather(
+                        self.room.residency(self.provider), self.room.read_devices(self.provider, self.slot.device)
                     )
-                await self._hold(body, look, reading)
+                await self._hold(body, look, readings)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._context(), why=error.message)
             except NotRecorded as error:
@@ -219,7 +225,7 @@ class Attempt:
         released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
         await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
 
-    async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, reading: DeviceReading) -> None:
+    async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading]) -> None:
         """Everything between the claim and the release."""
         if self.stop_reason is not None:
             raise Superseded(f"stopped before admission: {self.stop_reason}")
@@ -229,9 +235,9 @@ class Attempt:
                 await self._end(endings.failed(self._so_far(), Reason.BODY_MISSING, body.detail))
                 return
             resident = self.provider.find(look, body.model)
-            if not await self._admit(body, look, reading, resident):
+            if not await self._admit(body, look, readings[0], resident):
                 return
-            self._work_task = asyncio.create_task(self._work(body, look, reading, resident))
+            self._work_task = asyncio.create_task(self._work(body, look, readings, resident))
             if self.stop_reason is not None:
                 self._work_task.cancel()
             await self._end(await self._outcome(self._work_task))
@@ -373,11 +379,11 @@ class Attempt:
             raise
 
     async def _work(
-        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], resident: ResidentModel | None
     ) -> Fact:
         device = self.slot.device
         self._model = body.model
-        before, after = reading, reading
+        before, after = readings, readings
         if resident is None:
             look, after = await self._load(body)
         verdict = judge(
@@ -404,7 +410,7 @@ class Attempt:
         self._during = None
         return await self._execute(body)
 
-    async def _load(self, body: Body) -> tuple[RuntimeReading, DeviceReading]:
+    async def _load(self, body: Body) -> tuple[RuntimeReading, Sequence[DeviceReading]]:
         """Bring the model in, within the load clock, and look again."""
         self.phase = "loading"
         self._during = NOT_LOADED
@@ -420,7 +426,7 @@ class Attempt:
             raise ClockExpired("load", clock, loop.time() - began) from None
         self.phase = "loaded"
         self.room.ledger = self.room.ledger.loaded(self.epoch, now())
-        after = await self.room.inventory.read(self.slot.device.id)
+        after = await self.room.read_devices(self.provider, self.slot.device)
         await self.room.runtime_subject(self.provider.config.name).append(
             ModelLoaded(
                 host=self.room.host,
@@ -579,7 +585,7 @@ class Attempt:
             "ratio": verdict.ratio,
             "device_before_mb": verdict.device_before_mb,
             "device_after_mb": verdict.device_after_mb,
-            "sources": f"vram: {verdict.sources.vram}; device: {verdict.sources.device}",
+            "sources": _sources(verdict),
             "load_s": self._load_s,
             "detail": verdict.detail,
         }

@@ -9,7 +9,7 @@ from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.instants import utc_text
-from gpukeeper.agents.runtimes.port import Done, Token
+from gpukeeper.agents.runtimes.port import Done, Signs, Token
 from gpukeeper.events.clock import now
 from gpukeeper.events.modelnames import find_resident
 from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, ResidentModel, RuntimeReading
@@ -141,6 +141,12 @@ class Runtime:
     async def residency(self) -> RuntimeReading:
         return await self.look()
 
+    async def signs(self, model: str) -> Signs:
+        look = await self.look()
+        return Signs(
+            activity=look.activity, resident=None if look.resident is None else self.find(look, model) is not None
+        )
+
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
         if self.find_failure is not None:
             raise self.find_failure
@@ -173,7 +179,7 @@ class Runtime:
                 self._card.used_mb = used_mb
 
     async def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         self.runs.append(model)
         self.works.append(work)

@@ -260,6 +260,30 @@ def test_a_job_that_had_run_and_is_back_has_its_whole_time_in_the_queue_again(h:
     assert [fact.elapsed_s for fact in expired(h)] == [60.0]
 
 
+GIVEN_BACK: dict[str, Deed] = {
+    "waiting": lambda h: (h.is_running("a"), h.cancel_requested("a", command_seq=77), h.preempted("a")),
+    "routed": lambda h: (h.is_running("a"), h.cancel_requested("a", command_seq=77), h.preempted("a"), h.routed("a")),
+}
+
+
+@pytest.mark.parametrize("bring", GIVEN_BACK.values(), ids=GIVEN_BACK)
+def test_a_job_that_was_given_back_though_its_end_was_promised_is_ended(h: History, bring: Deed) -> None:
+    bring(h)
+    (proposal,) = decide_expiries(h.site, h.now_s)
+
+    assert proposal.fact == Cancelled(job="a", actor="op", reason="enough", command_seq=77)
+    assert (proposal.subject, proposal.expected, proposal.actor) == ("gpuq.ev.job.a", h.job("a").seq, "op")
+    h.proposed(proposal)
+    assert h.job("a").phase is Phase.CANCELLED
+
+
+def test_whoever_executes_a_job_keeps_the_promise_of_its_end(h: History) -> None:
+    h.is_running("a")
+    h.cancel_requested("a")
+
+    assert decide_expiries(h.site, h.now_s) == []
+
+
 def test_no_more_jobs_expire_in_one_look_than_asked_for(h: History) -> None:
     for number in range(5):
         h.accepted(f"j{number}", clocks=clocks(queue=1))

@@ -81,6 +81,16 @@ def test_a_job_that_was_sent_is_not_sent_again(h: History) -> None:
     assert routes(h) == []
 
 
+def test_a_job_whose_end_was_promised_goes_nowhere_and_lets_others_pass(h: History) -> None:
+    h.is_running("a")
+    h.cancel_requested("a")
+    h.preempted("a")
+    h.released("a")
+    h.accepted("b")
+
+    assert list(sent(h)) == ["b"]
+
+
 def test_candidates_are_shown_best_first_and_bounded(h: History) -> None:
     for number in range(30):
         h.joined(f"x{number}", models=("m",) if number % 2 else ("other",))

@@ -15,7 +15,7 @@ class StopProof:
     """Takes in look after look, and says when they prove that the request has ended. First match wins:
 
     1. The runtime says that it works for nobody.
-    2. It holds the model no more, in several looks in a row.
+    2. It holds the model no more, in several looks in a row, and does not say that it is busy.
     3. The mark of the last request's end is another one than while the request was under way, in two looks in a row.
        A mark that moves with every look says nothing: Ollama makes one up for a model that no request has left yet.
 
@@ -34,7 +34,8 @@ class StopProof:
         """Whether the request is proven to have ended, now that ``signs`` were seen after the stop."""
         if signs.activity == "idle":
             return True
-        self._gone_looks = self._gone_looks + 1 if signs.resident is False else 0
+        gone = signs.resident is False and signs.activity != "busy"
+        self._gone_looks = self._gone_looks + 1 if gone else 0
         if self._gone_looks >= GONE_LOOKS:
             return True
         before, self._newest = self._newest, signs.last_end

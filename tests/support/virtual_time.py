@@ -40,6 +40,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        # How far ahead of the clock a timer counts as due. The default is finer than a float is in the year 2025.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         return START_S + self._jumping.passed_s

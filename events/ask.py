@@ -86,7 +86,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return self.code in _RETRYABLE
 
 
-class _Error(msgspec.Struct, frozen=True):
+class AskError(msgspec.Struct, frozen=True):
+    """A refusal, and whether the same question may be answered later with no change by who asks."""
+
     code: str
     message: str
     retryable: bool
@@ -95,7 +97,7 @@ class _Error(msgspec.Struct, frozen=True):
 class ErrorAnswer(msgspec.Struct, frozen=True):
     """The bytes of a refusal."""
 
-    error: _Error
+    error: AskError
 
 
 _decode = msgspec.json.Decoder(Question).decode
@@ -110,7 +112,7 @@ def parse_question(raw: bytes) -> Question | Refusal:
         question = _decode(raw)
     except msgspec.ValidationError as error:
         return _invalid(str(error).replace(f"matching regex {TOKEN_PATTERN!r}", f"of {TOKEN_RULE}"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return _invalid(f"not JSON: {error}")
     if (question.job is None) == (question.submission_seq is None):
         return _invalid("give exactly one of job and submission_seq")
@@ -118,7 +120,7 @@ def parse_question(raw: bytes) -> Question | Refusal:
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    return _encode(ErrorAnswer(_Error(refusal.code, refusal.message, refusal.retryable)))
+    return _encode(ErrorAnswer(AskError(refusal.code, refusal.message, refusal.retryable)))
 
 
 def encode_answer(answer: Answer, bytes_max: int) -> bytes:

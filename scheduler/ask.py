@@ -233,22 +233,20 @@ class AskService:
 
     async def _find(self, key: _Key) -> Found:
         """The newest state that is known. It is not older than the last event folded when this returns."""
-        site = self._projection.site
         if isinstance(key, str):
             return await self._find_job(key)
-        if key in site.submissions:
-            return Unanswered(key)
+        site = self._projection.site
         job_id = self._answered.get(key)
-        if job_id is None:
+        unfolded = False
+        if job_id is None and key not in site.submissions:
             submission = await submission_at(self._log, key)
-            if submission is None:
-                return Unanswered(key) if key in site.submissions else Missing()
-            job_id = await answered_as(self._log, submission)
+            stored = None if submission is None else await answered_as(self._log, submission)
             # What was folded meanwhile is newer.
-            job_id = self._answered.get(key, job_id)
-            if job_id is None:
-                return Unanswered(key) if key in site.submissions or key > site.seq else Missing()
-        return await self._find_job(job_id)
+            job_id = self._answered.get(key, stored)
+            unfolded = submission is not None and key > site.seq
+        if job_id is not None:
+            return await self._find_job(job_id)
+        return Unanswered(key) if unfolded or key in site.submissions else Missing()
 
     async def _find_job(self, job_id: str) -> Job | Missing:
         site = self._projection.site

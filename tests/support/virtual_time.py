@@ -40,11 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
-<<<<<<< HEAD
-        # A timer is due when the clock is this close to it: less than the last digit of START_S would never be reached.
-=======
-        # How far ahead of the clock a timer counts as due. The default is finer than a float is in the year 2025.
->>>>>>> producers
+        # A timer is due when the clock is this close to it: finer than a float tells apart would never be reached.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:

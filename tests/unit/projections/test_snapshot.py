@@ -224,10 +224,10 @@ class Failing(MemoryObjects):
             raise LogUnavailable("the bucket does not answer")
         return await super().names()
 
-    async def get(self, name: str) -> bytes | None:
+    async def get(self, name: str, *, size_max: int | None = None) -> bytes | None:
         if self._bodies_fail:
             raise LogUnavailable("the object is broken")
-        return await super().get(name)
+        return await super().get(name, size_max=size_max)
 
 
 async def test_a_bucket_that_does_not_answer_is_passed_over(h: History) -> None:

@@ -18,6 +18,7 @@ import structlog
 
 import gpukeeper
 from gpukeeper.events import subjects
+from gpukeeper.events.catchup import unless_set
 from gpukeeper.events.clock import new_id, now_ns, now_rfc3339
 from gpukeeper.events.codec import Event, Submitted, decode
 from gpukeeper.events.connection import Connection
@@ -87,7 +88,10 @@ class SchedulerService:
         Raises:
             GpukeeperError: the log cannot be followed any more; a restart folds anew.
         """
-        await self.projection.start()
+        await unless_set(stop, self.projection.start())
+        if stop.is_set():
+            await self.projection.stop()
+            return
         self._snapshot_seq = self.projection.started_at
         follower = await self._beats.follow(self._on_beat, after=0, newest_only=True)
         service = await self._serve()

@@ -21,6 +21,7 @@ from gpukeeper.agents.runtimes.registry import build, find_runtimes
 from gpukeeper.agents.surveyor import Surveyor
 from gpukeeper.agents.writer import OwnSubject
 from gpukeeper.events import subjects
+from gpukeeper.events.catchup import catch_up, unless_set
 from gpukeeper.events.clock import new_id, now, now_rfc3339
 from gpukeeper.events.codec import decode
 from gpukeeper.events.connection import Connection
@@ -42,7 +43,6 @@ from gpukeeper.projections.site import Retention
 _log = structlog.get_logger("gpukeeper.agent")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_CATCH_UP_S = 600.0
 _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
 
@@ -114,7 +114,10 @@ class AgentService:
         await self._refuse_if_taken(stop)
         if stop.is_set():
             return
-        view, follower = await self._follow()
+        followed = await unless_set(stop, self._follow())
+        if followed is None:
+            return
+        view, follower = followed
         services: Services | None = None
         try:
             self._room = HostRoom(
@@ -133,6 +136,10 @@ class AgentService:
             surveyor = Surveyor(self._room, self._config, self._beats, self._providers, self._claim_beats)
             services = await self._serve()
             await self._join(surveyor)
+            # Only then has every claim been seen that an earlier instance could still make.
+            await catch_up(follower, self._joined_seq)
+            await self._end_predecessors_claims()
+            await self._offer_slots(surveyor)
             await self._work(surveyor, follower, stop)
         finally:
             if services is not None:
@@ -200,12 +207,15 @@ class AgentService:
             self._on_change(view)
 
         follower = await self._log.follow(on_stored, after=view.seq, subjects=subjects.followed_by_agent(host))
-        if until > view.seq:
-            await follower.wait_seen(until, _CATCH_UP_S)
+        try:
+            await catch_up(follower, until)
+        except BaseException:
+            await follower.stop()
+            raise
         return view, follower
 
     async def _join(self, surveyor: Surveyor) -> None:
-        """Say who speaks for the host now, end what the one before left, and offer the slots."""
+        """Say who speaks for the host now, and with what."""
         await surveyor.announce()
         room = self.room
         joined = Joined(
@@ -220,7 +230,9 @@ class AgentService:
         if self._host_subject is None:
             self._host_subject = OwnSubject(self._recorder, subjects.host(room.host), room.host, room.view.host_seq)
         self._joined_seq = await self._host_subject.append(joined)
-        await self._end_predecessors_claims()
+
+    async def _offer_slots(self, surveyor: Surveyor) -> None:
+        room = self.room
         room.open_slots(device for device in surveyor.devices if device.unschedulable is None)
         await surveyor.beat()
         _log.info(
@@ -316,6 +328,7 @@ class AgentService:
     async def _adopt(self, config: RuntimeConfig, surveyor: Surveyor) -> None:
         self._providers[config.name] = build(config)
         await self._join(surveyor)
+        await self._offer_slots(surveyor)
 
     def _on_change(self, view: HostView) -> None:
         """Something about this host was stored."""

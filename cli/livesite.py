@@ -55,7 +55,7 @@ class LiveSite:
         Raises:
             LogUnavailable, WaitTimedOut: the log did not answer (in time).
         """
-        await self._projection.start(catch_up_timeout_s=CATCH_UP_S)
+        await self._projection.start(silent_s=CATCH_UP_S)
         await self._hear()
 
     async def stop(self) -> None:

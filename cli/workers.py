@@ -26,6 +26,7 @@ from gpukeeper.cli.datafolder import data_folder
 from gpukeeper.cli.errors import exit_code_of
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.siteconfig import SiteConfig, agent_config, scheduler_config
+from gpukeeper.events.catchup import unless_set
 from gpukeeper.events.connection import Connection, connect
 from gpukeeper.events.errors import ConfigError, GpukeeperError, LogUnavailable
 from gpukeeper.events.streams import SiteStreams, ensure_site
@@ -72,7 +73,9 @@ async def run_scheduler(loaded: Loaded, data: Path, stop: asyncio.Event) -> None
     from gpukeeper.scheduler.service import SchedulerService
 
     config = scheduler_config(loaded.config, deadline_sources=loaded.deadline_sources)
-    connection = await _connect(loaded, data, "gpuq-scheduler")
+    connection = await unless_set(stop, _connect(loaded, data, "gpuq-scheduler"))
+    if connection is None:
+        return
     try:
         await SchedulerService(connection, config).run(stop)
     finally:
@@ -86,7 +89,9 @@ async def run_agent(loaded: Loaded, data: Path, stop: asyncio.Event) -> None:
     config = agent_config(loaded.config, machine_name=platform.node())
     scheduler = loaded.config.scheduler
     retention = Retention(scheduler.forget_after_s, scheduler.forget_above)
-    connection = await _connect(loaded, data, f"gpuq-agent-{config.host}")
+    connection = await unless_set(stop, _connect(loaded, data, f"gpuq-agent-{config.host}"))
+    if connection is None:
+        return
     try:
         await AgentService(connection, config, retention).run(stop)
     finally:

@@ -33,6 +33,9 @@ _RESTART_LIMIT_S = 300.0
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 
+#: Messages after which everybody else has a turn.
+_TURN = 256
+
 _PENDING_MSGS_MAX = 4_194_304
 _PENDING_BYTES_MAX = 1_073_741_824
 
@@ -239,6 +242,9 @@ class JetStreamFollower:
             return
         source.arrived += 1
         self._hand_on(Stored(int(seq), int(stored_ns), message.subject, message.data))
+        if not source.arrived % _TURN:
+            # The client hands over what is queued without a break: signals and answers need their turn.
+            await asyncio.sleep(0)
 
     def _hand_on(self, stored: Stored) -> None:
         if stored.seq <= self._seen:

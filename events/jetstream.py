@@ -116,12 +116,18 @@ class JetStreamLog:
     async def read(self, subject: str, *, after: int = 0) -> Sequence[Stored]:
         found: list[Stored] = []
         place = after
-        while True:
-            stored = await self._message(_encode({"seq": place + 1, "next_by_subj": subject}))
-            if stored is None:
-                return found
+        while (stored := await self.next(subject, after=place)) is not None:
             found.append(stored)
             place = stored.seq
+        return found
+
+    async def next(self, subject: str, *, after: int) -> Stored | None:
+        """The first message of a literal subject with a sequence above ``after``.
+
+        Raises:
+            LogUnavailable: the log did not answer.
+        """
+        return await self._message(_encode({"seq": after + 1, "next_by_subj": subject}))
 
     async def last_seq(self) -> int:
         reply = await self._ask(f"$JS.API.STREAM.INFO.{self._stream}", b"")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from gpukeeper.events.catchup import SILENT_S, catch_up
 from gpukeeper.events.codec import Event, decode
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
@@ -43,12 +44,12 @@ class SiteProjection:
         #: Sequence of the snapshot it started from, 0 when it folded everything.
         self.started_at = 0
 
-    async def start(self, *, catch_up_timeout_s: float = 600.0) -> None:
-        """Restore, then fold everything that the log holds by now.
+    async def start(self, *, silent_s: float = SILENT_S) -> None:
+        """Restore, then fold everything that the log holds by now, for as long as it takes.
 
         Raises:
-            LogUnavailable: the log did not answer.
-            WaitTimedOut: the fold did not catch up in time.
+            LogUnavailable: the log did not answer, or handed on nothing for ``silent_s``.
+            Exception: what folding raised.
         """
         if self._objects is not None:
             restored = await snapshot.load(self._objects, self._log, self._retention)
@@ -59,7 +60,11 @@ class SiteProjection:
         last = await self._log.last(">")
         until = 0 if last is None else last.seq
         self._follower = await self._log.follow(self._fold, after=self.site.seq)
-        await self._follower.wait_seen(until, catch_up_timeout_s)
+        try:
+            await catch_up(self._follower, until, silent_s=silent_s)
+        except BaseException:
+            await self._follower.stop()
+            raise
         _log.debug("projection_caught_up", seq=until, from_snapshot=self.started_at)
 
     def _fold(self, stored: Stored) -> None:

@@ -18,6 +18,7 @@ import structlog
 
 import gpukeeper
 from gpukeeper.events import subjects
+from gpukeeper.events.catchup import unless_set
 from gpukeeper.events.clock import new_id, now_ns, now_rfc3339
 from gpukeeper.events.codec import Event, Submitted, decode
 from gpukeeper.events.connection import Connection
@@ -102,7 +103,10 @@ class SchedulerService:
         Raises:
             GpukeeperError: the log cannot be followed any more; a restart folds anew.
         """
-        await self.projection.start()
+        await unless_set(stop, self.projection.start())
+        if stop.is_set():
+            await self.projection.stop()
+            return
         self._snapshot_seq = self.projection.started_at
         self._beats_before = await self._beats.last_seq()
         self._ask.start(answer_bytes_max=self._connection.client.max_payload)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 
@@ -224,10 +225,10 @@ class Failing(MemoryObjects):
             raise LogUnavailable("the bucket does not answer")
         return await super().names()
 
-    async def get(self, name: str) -> bytes | None:
+    async def get(self, name: str, *, size_max: int | None = None) -> bytes | None:
         if self._bodies_fail:
             raise LogUnavailable("the object is broken")
-        return await super().get(name)
+        return await super().get(name, size_max=size_max)
 
 
 async def test_a_bucket_that_does_not_answer_is_passed_over(h: History) -> None:
@@ -258,7 +259,7 @@ async def started(
     log: MemoryLog, objects: MemoryObjects | None = None, on_event: Callable[[Event], None] | None = None
 ) -> SiteProjection:
     projection = SiteProjection(log, objects=objects, on_event=on_event)
-    await projection.start(catch_up_timeout_s=5)
+    await projection.start(silent_s=5)
     return projection
 
 
@@ -300,6 +301,16 @@ async def test_a_started_projection_folds_on_as_events_are_stored(h: History) ->
     h.accepted("unheard")
     await log.copy(h)
     assert "unheard" not in projection.site.jobs
+
+
+async def test_a_start_whose_fold_raises_says_so_at_once(h: History) -> None:
+    def cannot(event: Event) -> None:
+        raise ArithmeticError(f"not {event.seq}")
+
+    projection = SiteProjection(await log_of(h), on_event=cannot)
+
+    with pytest.raises(ArithmeticError, match="not 1"):
+        await asyncio.wait_for(projection.start(), 10)
 
 
 async def test_a_start_on_an_empty_log_waits_for_nothing() -> None:

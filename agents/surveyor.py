@@ -54,12 +54,13 @@ class Surveyor:
         self.looks: dict[str, RuntimeReading] = {}
         self._told_devices: dict[str, str] = {}
         self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
+        self._told_problems: tuple[str, ...] = ()
         self._look: asyncio.Task[None] | None = None
         self.stopping = False
 
     async def announce(self) -> None:
         """Find the devices, look at everything once, and tell the log what this host is."""
-        self.devices = await self._room.inventory.find()
+        self.devices = await self._find()
         self.readings = await self._room.inventory.read_all()
         for device in self.devices:
             reading = self.readings.get(device.id)
@@ -89,6 +90,20 @@ class Surveyor:
             )
             await self._room.runtime_subject(name).append(registered)
         await self._survey()
+
+    async def devices_changed(self) -> bool:
+        """Find the devices again: whether they are others than those that were announced."""
+        found = await self._find()
+        return _as_announced(found) != _as_announced(self.devices)
+
+    async def _find(self) -> tuple[Device, ...]:
+        """The devices now. What is wrong with finding them is logged once, when it changes."""
+        devices = await self._room.inventory.find()
+        problems = tuple(self._room.inventory.problems())
+        if problems != self._told_problems:
+            self._told_problems = problems
+            _log.warning("device_problems", problems="; ".join(problems) or "none any more")
+        return devices
 
     async def _survey(self) -> None:
         """Look at every device and runtime at once, and tell the log what is another than before."""
@@ -209,6 +224,11 @@ class Surveyor:
         outcome = await self._beats.append(record)
         if not isinstance(outcome, Appended):
             _log.warning("heartbeat_not_stored", outcome=type(outcome).__name__, detail=outcome.detail)
+
+
+def _as_announced(devices: Sequence[Device]) -> list[Device]:
+    """Without the driver's index, which is no part of what a device is."""
+    return [replace(device, index=None) for device in devices]
 
 
 async def _as_far_as_it_goes(telling: Awaitable[None]) -> None:

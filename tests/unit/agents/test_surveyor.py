@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gpukeeper.agents.catalogue import BYTES_MAX, NAMES_MAX, told
-from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.config import DeviceConfig, RuntimeConfig
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.agents.surveyor import Surveyor
 from gpukeeper.events import subjects
@@ -19,8 +19,11 @@ from gpukeeper.events.codec import decode
 from gpukeeper.events.memory import MemoryLog
 from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.runtime import HealthChanged
+from support.nvml_stub import Gpu, NvmlStub
 from support.ollama import FakeOllama
 from support.rig import HOST, Rig, rig
+
+pytest_plugins = ["support.nvml_fixture"]
 
 
 @pytest_asyncio.fixture
@@ -120,3 +123,21 @@ async def test_news_that_the_log_refuses_for_good_end_neither_the_looks_nor_the_
         await asyncio.wait({running})
 
     assert running.cancelled()
+
+
+async def test_what_is_wrong_with_the_devices_is_logged_when_it_changes(
+    nvml: NvmlStub, ollama: Ollama, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml.host()
+    async with rig(DeviceConfig(id="GPU-1")) as host:
+        surveyor = surveyor_of(host, ollama, MemoryLog(now_ns=time.time_ns))
+        await surveyor.announce()
+        first = await surveyor.devices_changed()
+        said = capsys.readouterr().out
+        nvml.host(Gpu(uuid="GPU-1"))
+        then = await surveyor.devices_changed()
+        said_then = capsys.readouterr().out
+
+    assert (first, then) == (False, True)
+    assert said.count("GPU-1: declared, not found") == 1
+    assert said_then.count("none any more") == 1

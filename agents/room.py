@@ -71,6 +71,8 @@ class HostRoom:
         self._devices: dict[str, OwnSubject] = {}
         self._runtimes: dict[str, OwnSubject] = {}
         self._free: dict[str, list[Slot]] = {}
+        #: Devices whose slots are offered, as they were announced last.
+        self._offered: dict[str, Device] = {}
 
     # --- subjects
 
@@ -101,15 +103,21 @@ class HostRoom:
     # --- slots
 
     def open_slots(self, devices: Iterable[Device]) -> None:
-        """Offer the slots of ``devices``."""
+        """Offer the slots of ``devices``.
+
+        A device that has some keeps them, as some may be out; those that are taken from now on know it as it is now.
+        """
         for device in devices:
-            subject = self.device_subject(device.id)
-            self._free[device.id] = [Slot(device, index, subject) for index in range(device.slots)]
+            known = device.id in self._offered
+            self._offered[device.id] = device
+            if not known:
+                subject = self.device_subject(device.id)
+                self._free[device.id] = [Slot(device, index, subject) for index in range(device.slots)]
 
     def take_slot(self, device_id: str) -> Slot | None:
         """A free slot of the device, the lowest first, or None."""
         free = self._free.get(device_id)
-        return free.pop(0) if free else None
+        return msgspec.structs.replace(free.pop(0), device=self._offered[device_id]) if free else None
 
     def give_slot(self, slot: Slot) -> None:
         """The slot is free again."""

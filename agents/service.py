@@ -45,6 +45,8 @@ _log = structlog.get_logger("gpukeeper.agent")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
+#: Drivers come up late, and slices of a card come and go.
+_FIND_DEVICES_EVERY_S = 60.0
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,8 @@ class AgentService:
         #: Sequence of our own `joined` fact.
         self._joined_seq = 0
         self._fenced = asyncio.Event()
+        #: Held while the host is announced.
+        self._joining = asyncio.Lock()
         self._room: HostRoom | None = None
         self._host_subject: OwnSubject | None = None
 
@@ -293,9 +297,13 @@ class AgentService:
     # --- working
 
     async def _work(self, surveyor: Surveyor, follower: Follower, stop: asyncio.Event) -> None:
-        ends = {
-            asyncio.create_task(surveyor.run(), name="surveyor"),
+        finders = (
             asyncio.create_task(self._find_more_runtimes(surveyor), name="runtimes"),
+            asyncio.create_task(self._find_more_devices(surveyor), name="devices"),
+        )
+        ends = {
+            *finders,
+            asyncio.create_task(surveyor.run(), name="surveyor"),
             asyncio.ensure_future(stop.wait()),
             asyncio.ensure_future(self._fenced.wait()),
             asyncio.ensure_future(_join(follower.broken)),
@@ -310,6 +318,10 @@ class AgentService:
                 await self._abandon(Stop.FENCED)
                 raise HostTaken(f"another agent took over host {self.room.host!r}", host=self.room.host)
             if stop.is_set():
+                # Who says goodbye does not join once more.
+                for finder in finders:
+                    finder.cancel()
+                await asyncio.wait(finders)
                 await self._leave(surveyor)
         finally:
             await end_all(ends)
@@ -325,10 +337,24 @@ class AgentService:
                 await self._adopt(config, surveyor)
         await asyncio.Event().wait()
 
+    async def _find_more_devices(self, surveyor: Surveyor) -> None:
+        """A device that comes up later is found later; one whose slice is gone is announced no more."""
+        while True:
+            await asyncio.sleep(_FIND_DEVICES_EVERY_S)
+            async with self._joining:
+                if await surveyor.devices_changed():
+                    await self._join_again(surveyor)
+
     async def _adopt(self, config: RuntimeConfig, surveyor: Surveyor) -> None:
-        self._providers[config.name] = build(config)
+        async with self._joining:
+            self._providers[config.name] = build(config)
+            await self._join_again(surveyor)
+
+    async def _join_again(self, surveyor: Surveyor) -> None:
+        """Announce what the host is now; a route may have come for what is new before its slots were offered."""
         await self._join(surveyor)
         await self._offer_slots(surveyor)
+        self._dispatch(self.room.view)
 
     def _on_change(self, view: HostView) -> None:
         """Something about this host was stored."""

@@ -6,15 +6,18 @@ A heartbeat is sent on time with the newest finished look; a look that takes lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
+from msgspec.structs import replace
 
+from gpukeeper.agents.catalogue import told
 from gpukeeper.agents.config import AgentConfig
 from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.placement import judge
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.agents.writer import NotRecorded
 from gpukeeper.events import subjects
 from gpukeeper.events.clock import new_id, now_rfc3339
 from gpukeeper.events.codec import encode
@@ -50,13 +53,14 @@ class Surveyor:
         self.readings: dict[str, DeviceReading] = {}
         self.looks: dict[str, RuntimeReading] = {}
         self._told_devices: dict[str, str] = {}
-        self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None]] = {}
+        self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
+        self._told_problems: tuple[str, ...] = ()
         self._look: asyncio.Task[None] | None = None
         self.stopping = False
 
     async def announce(self) -> None:
         """Find the devices, look at everything once, and tell the log what this host is."""
-        self.devices = await self._room.inventory.find()
+        self.devices = await self._find()
         self.readings = await self._room.inventory.read_all()
         for device in self.devices:
             reading = self.readings.get(device.id)
@@ -87,6 +91,20 @@ class Surveyor:
             await self._room.runtime_subject(name).append(registered)
         await self._survey()
 
+    async def devices_changed(self) -> bool:
+        """Find the devices again: whether they are others than those that were announced."""
+        found = await self._find()
+        return _as_announced(found) != _as_announced(self.devices)
+
+    async def _find(self) -> tuple[Device, ...]:
+        """The devices now. What is wrong with finding them is logged once, when it changes."""
+        devices = await self._room.inventory.find()
+        problems = tuple(self._room.inventory.problems())
+        if problems != self._told_problems:
+            self._told_problems = problems
+            _log.warning("device_problems", problems="; ".join(problems) or "none any more")
+        return devices
+
     async def _survey(self) -> None:
         """Look at every device and runtime at once, and tell the log what is another than before."""
         names = list(self._providers)
@@ -97,13 +115,13 @@ class Surveyor:
         self.readings = readings
         self.looks = dict(zip(names, looks, strict=True))
         for device in self.devices:
-            await self._tell_device(device, readings.get(device.id))
+            await _as_far_as_it_goes(self._tell_device(device, readings.get(device.id)))
         for name, look in self.looks.items():
             # A suspicion that came up meanwhile is about what this look may not have seen yet.
             suspicion = self._room.suspects.get(name)
             known = suspicion is not None and suspicion is suspects.get(name)
             cleared = known and suspicion is not None and await self._clears(name, look, suspicion)
-            await self._tell_runtime(name, look, cleared=cleared)
+            await _as_far_as_it_goes(self._tell_runtime(name, look, cleared=cleared))
 
     async def _tell_device(self, device: Device, reading: DeviceReading | None) -> None:
         state = "unknown" if reading is None else reading.state
@@ -116,7 +134,8 @@ class Surveyor:
         _log.warning("device_changed", device=device.id, state=state, detail=detail)
 
     async def _tell_runtime(self, name: str, look: RuntimeReading, *, cleared: bool) -> None:
-        known = (look.healthy, look.models)
+        models, untold = told(look.models)
+        known = (look.healthy, models, untold)
         if self._told_runtimes.get(name) == known and not cleared:
             return
         suspicion = self._room.suspects.get(name)
@@ -127,13 +146,13 @@ class Surveyor:
             host=self._room.host,
             runtime=name,
             healthy=look.healthy,
-            models=look.models,
-            detail=look.error or "",
+            models=models,
+            detail="; ".join(why for why in (look.error, untold) if why),
             suspect=None if suspicion is None else suspicion.why,
         )
         await self._room.runtime_subject(name).append(health)
         self._told_runtimes[name] = known
-        _log.info("runtime_seen", runtime=name, healthy=look.healthy, models=look.models, detail=look.error)
+        _log.info("runtime_seen", runtime=name, healthy=look.healthy, models=models, detail=health.detail)
 
     async def _clears(self, name: str, look: RuntimeReading, suspicion: Suspicion) -> bool:
         """A suspect runtime is trusted again when the model that failed is gone, or passes the check it failed."""
@@ -189,7 +208,8 @@ class Surveyor:
             interval_s=self._config.heartbeat_s,
             claims=tuple(self._claims()),
             devices=tuple(self.readings.values()),
-            runtimes=tuple(self.looks.values()),
+            # The catalogue stands in the log, whenever it changes.
+            runtimes=tuple(replace(look, models=None) for look in self.looks.values()),
             stopping=self.stopping,
         )
         event_id = new_id()
@@ -204,3 +224,16 @@ class Surveyor:
         outcome = await self._beats.append(record)
         if not isinstance(outcome, Appended):
             _log.warning("heartbeat_not_stored", outcome=type(outcome).__name__, detail=outcome.detail)
+
+
+def _as_announced(devices: Sequence[Device]) -> list[Device]:
+    """Without the driver's index, which is no part of what a device is."""
+    return [replace(device, index=None) for device in devices]
+
+
+async def _as_far_as_it_goes(telling: Awaitable[None]) -> None:
+    """News that the log refuses for good are tried again at the next look; they keep no other news and no heartbeat."""
+    try:
+        await telling
+    except NotRecorded as error:
+        _log.error("news_not_recorded", why=error.message)

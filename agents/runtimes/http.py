@@ -245,11 +245,15 @@ def _words_of(body: bytes) -> bytes:
         said = _error_decoder.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
-    return body if said is None else error_words(said).encode()
+    return body if said is None else _said(said).encode("utf-8", "replace")
 
 
 def error_words(error: object) -> str:
-    """What an ``error`` field says: a string, or an object with a ``message``."""
+    """What an ``error`` field says, bounded: a string, or an object with a ``message``."""
+    return shown(_said(error).encode("utf-8", "replace"))
+
+
+def _said(error: object) -> str:
     if isinstance(error, str):
         return error
     try:

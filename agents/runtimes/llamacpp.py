@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes import llamacpp_wire as wire
 from gpukeeper.agents.runtimes import openai_chat
-from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
+from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import find_resident, same_model
@@ -49,7 +49,7 @@ class LlamaCpp:
         health, slots, models, props = await asyncio.gather(
             attempt(self._http.get("/health", wire.health_decoder), "/health", limit_s),
             attempt(self._http.get("/slots", wire.slots_decoder), "/slots", limit_s),
-            attempt(self._http.get("/v1/models", wire.models_decoder), "/v1/models", limit_s),
+            attempt(self._models(), "/v1/models", limit_s),
             attempt(self._http.get("/props", wire.props_decoder), "/props", limit_s),
         )
         name = self._config.name
@@ -72,7 +72,7 @@ class LlamaCpp:
 
     async def residency(self) -> RuntimeReading:
         read_at = utc_now()
-        models = await attempt(self._http.get("/v1/models", wire.models_decoder), "/v1/models", self._look_timeout_s)
+        models = await attempt(self._models(), "/v1/models", self._look_timeout_s)
         name = self._config.name
         if isinstance(models, RuntimeFailure):
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=str(models))
@@ -200,6 +200,11 @@ class LlamaCpp:
                 model=answer.model,
             )
         )
+
+    async def _models(self) -> wire.Models:
+        models = await self._http.get("/v1/models", wire.models_decoder)
+        believable([wire.resident(served) for served in models.data], "/v1/models")
+        return models
 
     async def _served(self, model: str) -> wire.Served:
         """What the server says about ``model``; raises LOAD_FAILED where it serves another."""

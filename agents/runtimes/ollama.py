@@ -10,7 +10,7 @@ from typing import Any
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
-from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
+from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import all_names, find_resident, same_model
@@ -141,7 +141,8 @@ class Ollama:
         return Signs(resident=True, last_end=None if row.stopping else row.expires_at)
 
     async def _resident(self) -> tuple[ResidentModel, ...]:
-        return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))
+        ps = await self._http.get("/api/ps", wire.ps_decoder)
+        return believable(wire.resident(ps, datetime.now(UTC)), "/api/ps")
 
     async def _tags(self) -> list[wire.Tag]:
         return wire.named_tags(await self._http.get("/api/tags", wire.tags_decoder))

@@ -26,6 +26,7 @@ RUNNER_OPTIONS = frozenset(
 )
 
 _TIME = re.compile(r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_TIME_CHARS_MAX = 64
 _INT_MAX = 2**63 - 1
 
 
@@ -135,7 +136,7 @@ def _row(row: PsRow, now: datetime) -> ResidentModel:
     name = row.name or row.model
     if not name:
         raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, "/api/ps: a row without a name")
-    expires = row.expires_at if isinstance(row.expires_at, str) else None
+    expires = row.expires_at if isinstance(row.expires_at, str) and len(row.expires_at) <= _TIME_CHARS_MAX else None
     ahead = None if expires is None else time_ahead(expires, now)
     return ResidentModel(
         model=name,

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.agents.runtimes.failures import shown
 from gpukeeper.agents.runtimes.http import decode, error_words
 from gpukeeper.agents.runtimes.port import RuntimeFailure
 from gpukeeper.events.reasons import Reason
@@ -64,12 +65,10 @@ def sse_data(line: bytes, path: str) -> bytes | None:
     if line.startswith(b"data:"):
         return line[5:].strip()
     if line.startswith(b"error:"):
-        said = line[6:].strip().decode("utf-8", "replace")
-        raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {said}")
+        raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {shown(line[6:])}")
     if line.startswith((b":", b"event:", b"id:", b"retry:")):
         return None
-    begins = line[:200].decode("utf-8", "replace")
-    raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: not an event stream: {begins}")
+    raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: not an event stream: {shown(line[:200])}")
 
 
 def messages(work: Work) -> list[dict[str, Any]]:

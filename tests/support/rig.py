@@ -20,7 +20,7 @@ from gpukeeper.events import subjects
 from gpukeeper.events.clock import new_id, now, now_rfc3339
 from gpukeeper.events.codec import decode, encode
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.log import Appended, Record, Stored
+from gpukeeper.events.log import Appended, Outcome, Record, Refused, Stored
 from gpukeeper.events.memory import MemoryLog
 from gpukeeper.events.objects import MemoryObjects
 from gpukeeper.events.recorder import Recorder, Stamp
@@ -40,11 +40,24 @@ async def _unheard(subject: str, body: bytes) -> None:
     """Nobody watches the outputs."""
 
 
+class RefusingLog(MemoryLog):
+    """A log that takes nothing on some subjects, for good."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ns=time.time_ns)
+        self.refused: set[str] = set()
+
+    async def append(self, record: Record) -> Outcome:
+        if record.subject in self.refused:
+            return Refused("too_large", "more than a message holds")
+        return await super().append(record)
+
+
 class Rig:
     """A host's room over a log in memory, and the history that its attempts write there."""
 
     def __init__(self, devices: Sequence[DeviceConfig] = (CARD,)) -> None:
-        self.log = MemoryLog(now_ns=time.time_ns)
+        self.log = RefusingLog()
         self.recorder = Recorder(self.log, Stamp(source="/tests", new_id=new_id, now=now_rfc3339))
         self.config = AgentConfig(host=HOST, devices=tuple(devices), find_devices=False, find_runtimes=False)
         self.inventory = Inventory(self.config, now=now)

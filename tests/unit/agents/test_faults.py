@@ -250,3 +250,17 @@ def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(("provider", "task"), STREAMED)
+async def test_the_words_of_an_error_in_mid_stream_are_bounded(
+    pairs: dict[str, Pair], provider: str, task: Task
+) -> None:
+    pair = pairs[provider]
+    pair.server.stream_error = "out of memory " + "x" * 2_000_000
+
+    failure = await failure_of(pair, task)
+
+    assert failure.reason is Reason.RUNTIME_ERROR
+    assert "out of memory" in failure.detail
+    assert len(failure.detail) < 1_000

@@ -162,6 +162,16 @@ async def test_c14_a_ps_of_another_shape_is_unknown(fake: FakeOllama, ollama: Ol
     assert reading.error is not None
 
 
+@pytest.mark.parametrize("rows", [[{"name": f"m{number}"} for number in range(257)], [{"name": "m" * 513}]])
+async def test_a_ps_that_nobody_can_believe_is_unknown(fake: FakeOllama, ollama: Ollama, rows: list[Any]) -> None:
+    fake.ps_rows = rows
+
+    reading = await ollama.look()
+
+    assert (reading.healthy, reading.resident) == (False, None)
+    assert "at most 256" in (reading.error or "") or "512 characters" in (reading.error or "")
+
+
 async def test_c14_a_refused_connection_is_unknown() -> None:
     async with FakeOllama() as fake:
         url = fake.url

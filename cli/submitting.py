@@ -125,7 +125,7 @@ class SubmitRun:
         fact = found.fact
         if isinstance(fact, Rejected):
             raise Refused(
-                f"{sent.id} rejected, {fact.reason}: {problems_in_words(fact.problems)}",
+                f"{sent.id} rejected, {fact.reason}: {problems_in_words(fact.problems)}{_kept_as(sent.id, fact.job)}",
                 id=fact.job,
                 requested_id=fact.requested_id or sent.asked or "",
                 reason=str(fact.reason),
@@ -179,3 +179,8 @@ def _read(file: Path) -> bytes:
     if len(content) > BODY_BYTES_MAX:
         raise too_large(None)
     return content
+
+
+def _kept_as(asked: str, handle: str) -> str:
+    """Where the refusal stands: an id that was asked for may belong to another job."""
+    return "" if asked == handle else f" (see: gpuq status {handle})"

@@ -103,11 +103,12 @@ async def ensure_site(connection: Connection, wanted: SiteStreams | None = None)
     """
     wanted = wanted or SiteStreams()
     try:
-        for config in (log_config(wanted), beats_config(wanted)):
-            await _ensure_stream(connection, config)
+        await _ensure_stream(connection, beats_config(wanted))
         await _ensure_bucket(connection, wanted)
         await _ensure_objects(connection, subjects.PAYLOADS_BUCKET, wanted.payload_ttl_s, wanted.replicas)
         await _ensure_objects(connection, subjects.SNAPSHOTS_BUCKET, 0, wanted.replicas)
+        # The log last: who finds it finds everything.
+        await _ensure_stream(connection, log_config(wanted))
     except (TimeoutError, nats.errors.Error, OSError) as error:
         raise LogUnavailable(f"cannot set up the streams: {error or type(error).__name__}") from error
 

@@ -90,7 +90,8 @@ async def run_checks(
         clock_check(datetime.now(UTC)),
     ]
     checks += await nats_checks(config, data, stream_problems)
-    checks += await device_checks(finder(config), expected=bool(config.devices) or has_nvidia_hardware())
+    wants_nvml = any(device.source == "nvml" for device in config.devices)
+    checks += await device_checks(finder(config), expected=wants_nvml or has_nvidia_hardware())
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
     checks.append(demo_check())
     return tuple(checks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import zlib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _log = structlog.get_logger("gpukeeper.snapshot")
 
 _PREFIX = "site"
 _KEPT = 3
+_KEPT_OF_OTHERS = 1
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -42,16 +44,53 @@ _decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
 _decode_state = msgspec.msgpack.Decoder(SiteState).decode
 
 
+#: Modules that folding does not import: a change to them changes no state, and must not cost everybody a full fold.
+_NOT_FOLDED = frozenset(
+    {
+        # How the log and its buckets are reached, made and waited for.
+        "events/catchup.py",
+        "events/client.py",
+        "events/connection.py",
+        "events/follower.py",
+        "events/jetstream.py",
+        "events/memory.py",
+        "events/objects.py",
+        "events/services.py",
+        "events/streams.py",
+        # How events come to be written.
+        "events/clock.py",
+        "events/proposal.py",
+        "events/recorder.py",
+        # What is derived from the types, or only scheduler and agents read.
+        "events/modelnames.py",
+        "events/schema.py",
+        "projections/hostview.py",
+        # When folding begins and ends.
+        "projections/runner.py",
+    }
+)
+
+
 @cache
 def code_version() -> str:
     """A digest of the code that folds: other code, other snapshots."""
+    packages = {"events": gpukeeper.events.__path__, "projections": gpukeeper.projections.__path__}
     digest = hashlib.sha256()
-    for package in (gpukeeper.events, gpukeeper.projections):
-        for folder in package.__path__:
-            for module in sorted(Path(folder).glob("*.py")):
-                digest.update(module.name.encode())
-                digest.update(module.read_bytes())
+    for name, path in folding_modules(packages):
+        digest.update(name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def folding_modules(packages: Mapping[str, Iterable[str]]) -> list[tuple[str, Path]]:
+    """Every module of ``packages`` (name -> folders) that folding depends on, in order, with folders in folders."""
+    found = [
+        (f"{package}/{path.relative_to(folder).as_posix()}", path)
+        for package, folders in packages.items()
+        for folder in folders
+        for path in Path(folder).rglob("*.py")
+    ]
+    return sorted((name, path) for name, path in found if name not in _NOT_FOLDED)
 
 
 def encode_state(site: Site) -> bytes:
@@ -65,12 +104,17 @@ def digest(site: Site) -> str:
 
 
 async def save(objects: Objects, site: Site) -> str:
-    """Store a snapshot and drop all but the newest few. Returns its name."""
+    """Store a snapshot. Returns its name.
+
+    All but the newest few are dropped, and all of other code but the newest, which is for who goes back to that code.
+    """
     seq, stored_ns, state = site.seq, site.stored_ns, encode_state(site)
     name = f"{_PREFIX}-{code_version()}-{seq:020d}"
     await objects.put(name, await asyncio.to_thread(_pack, seq, stored_ns, state))
-    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-{code_version()}-")]
-    for old in sorted(names)[:-_KEPT]:
+    names = [other for other in await objects.names() if other.startswith(f"{_PREFIX}-")]
+    mine = [other for other in names if other.startswith(f"{_PREFIX}-{code_version()}-")]
+    others = [other for other in names if other not in mine]
+    for old in (*sorted(mine)[:-_KEPT], *others[:-_KEPT_OF_OTHERS]):
         await objects.delete(old)
     return name
 

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 import structlog.testing
 
+import gpukeeper.events
+import gpukeeper.projections
 from gpukeeper.events.codec import Event
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.log import Record
@@ -16,7 +21,7 @@ from gpukeeper.events.objects import MemoryObjects
 from gpukeeper.projections import snapshot
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention, Site
-from gpukeeper.projections.snapshot import encode_state
+from gpukeeper.projections.snapshot import encode_state, folding_modules
 from support.history import History
 
 RETENTION = Retention()
@@ -97,6 +102,47 @@ async def passed_over(objects: MemoryObjects, log: MemoryLog, retention: Retenti
     with structlog.testing.capture_logs() as entries:
         assert await snapshot.load(objects, log, retention) is None
     return [str(entry["reason"]) for entry in entries]
+
+
+async def test_of_other_code_the_newest_snapshot_is_kept_for_who_goes_back_to_it(h: History) -> None:
+    objects = MemoryObjects()
+    for name in ("site-ffffffffffff-1", "site-aaaaaaaaaaaa-3", "site-000000000000-2", "not ours"):
+        await objects.put(name, b"")
+
+    mine = await snapshot.save(objects, h.site)
+
+    assert await objects.names() == ["site-000000000000-2", "not ours", mine]
+
+
+def test_the_version_of_the_code_is_that_of_what_folding_imports_and_of_nothing_else() -> None:
+    """In a process of its own, since this one has imported everything."""
+    program = (
+        "import sys, gpukeeper.events.codec, gpukeeper.projections.site\n"
+        "print(*(m.removeprefix('gpukeeper.') for m in sys.modules if m.startswith('gpukeeper.')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = {name for name in ran.stdout.split() if "." in name}
+    packages = {"events": gpukeeper.events.__path__, "projections": gpukeeper.projections.__path__}
+
+    hashed = {
+        name.removesuffix(".py").replace("/", ".")
+        for name, _ in folding_modules(packages)
+        if not name.endswith("__init__.py")
+    }
+
+    assert hashed == imported | {"projections.snapshot"}
+
+
+def test_modules_in_folders_of_a_package_count_too(tmp_path: Path) -> None:
+    (tmp_path / "facts").mkdir()
+    (tmp_path / "facts" / "job.py").touch()
+    (tmp_path / "codec.py").touch()
+    (tmp_path / "client.py").touch()
+
+    assert [name for name, _ in folding_modules({"events": [str(tmp_path)]})] == [
+        "events/codec.py",
+        "events/facts/job.py",
+    ]
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {

@@ -57,13 +57,15 @@ class SlowLog(MemoryLog):
 class Desk:
     """A scheduler's questions, and a log that a test writes to."""
 
-    def __init__(self, log: SlowLog, limits: Limits, retention: Retention) -> None:
+    def __init__(self, log: SlowLog, limits: Limits, retention: Retention, snapshots: MemoryObjects | None) -> None:
         self.log = log
         self.objects = MemoryObjects()
         self._ids = iter(range(1_000_000))
         stamp = Stamp(source="/tests", new_id=self.new_id, now=lambda: "2025-10-19T14:00:00Z")
         self._recorder = Recorder(log, stamp)
-        self.projection = SiteProjection(log, retention=retention, on_event=lambda event: self.service.heard(event))
+        self.projection = SiteProjection(
+            log, objects=snapshots, retention=retention, on_event=lambda event: self.service.heard(event)
+        )
         self.service = AskService(self.projection, Live(), log, self.objects, limits)
 
     def new_id(self) -> str:
@@ -119,10 +121,14 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    log: SlowLog | None = None, *, limits: Limits | None = None, retention: Retention | None = None
+    log: SlowLog | None = None,
+    *,
+    limits: Limits | None = None,
+    retention: Retention | None = None,
+    snapshots: MemoryObjects | None = None,
 ) -> AsyncGenerator[Desk]:
     """A scheduler over ``log``, or over an empty one."""
-    opened = Desk(log or SlowLog(now_ns=now_ns), limits or Limits(), retention or Retention())
+    opened = Desk(log or SlowLog(now_ns=now_ns), limits or Limits(), retention or Retention(), snapshots)
     await opened.projection.start()
     opened.service.start(answer_bytes_max=MESSAGE_BYTES_MAX)
     working = asyncio.create_task(opened.service.run())
@@ -147,19 +153,23 @@ def elapsed_s(since: float) -> float:
 @in_virtual_time
 async def test_a_submission_is_answered_while_somebody_waits_for_it() -> None:
     async with desk() as d:
+        begin = asyncio.get_running_loop().time()
         seq = await d.submit()
-        asked = d.ask(submission_seq=seq)
-        await settled(asked)
+        by_seq, by_id = d.ask(submission_seq=seq), d.ask(job="a")
+        await settled(by_seq)
+        await settled(by_id)
         await d.accept("a", seq)
 
-        told = await asked
-        assert (told["job"], told["phase"], told["timed_out"]) == ("a", "waiting", False)
+        for told in (await by_seq, await by_id):
+            assert (told["job"], told["phase"], told["timed_out"]) == ("a", "waiting", False)
+        assert elapsed_s(begin) < 1
         assert d.service.waiting == 0
 
 
 @in_virtual_time
 async def test_a_question_may_come_before_the_submission_is_heard_of() -> None:
     async with desk() as d:
+        begin = asyncio.get_running_loop().time()
         known = d.ask(submission_seq=1, until="known")
         answered = d.ask(submission_seq=1, until="answered")
         await settled(known)
@@ -169,11 +179,13 @@ async def test_a_question_may_come_before_the_submission_is_heard_of() -> None:
         await settled(answered)
         await d.accept("a", 1)
         assert (await answered)["job"] == "a"
+        assert elapsed_s(begin) < 1
 
 
 @in_virtual_time
 async def test_a_job_ends_while_somebody_waits_for_it_by_id_or_by_submission() -> None:
     async with desk() as d:
+        begin = asyncio.get_running_loop().time()
         seq = await d.submit()
         by_seq = d.ask(submission_seq=seq, until="ended", wait_s=60)
         by_id = d.ask(job="a", until="ended", wait_s=60)
@@ -186,6 +198,7 @@ async def test_a_job_ends_while_somebody_waits_for_it_by_id_or_by_submission() -
         for told in (await by_seq, await by_id):
             assert (told["ended"], told["timed_out"], told["seq"]) == (True, False, end)
             assert told["result"] == {"text": "because"}
+        assert elapsed_s(begin) < 1
 
 
 @in_virtual_time
@@ -204,6 +217,16 @@ async def test_what_happens_during_a_look_into_the_log_is_not_missed(question: d
         await d.succeed("a")
         assert (await waits[2])["ended"] is True
         assert elapsed_s(begin) < 1
+
+
+@in_virtual_time
+async def test_an_acknowledged_submission_is_known_also_to_a_scheduler_that_lags_behind() -> None:
+    async with desk() as d:
+        await d.projection.stop()
+        seq = await d.submit()
+
+        told = await d.ask(submission_seq=seq, until="known", wait_s=0)
+        assert (told["phase"], told["submission_seq"], told["timed_out"]) == ("submitted", seq, False)
 
 
 @in_virtual_time
@@ -344,6 +367,20 @@ async def test_a_scheduler_that_starts_answers_what_was_asked_before() -> None:
         await settled(again)
         await d.accept("b", unanswered)
         assert (await again)["job"] == "b"
+
+
+async def test_a_scheduler_that_starts_from_a_snapshot_knows_which_submission_made_which_job() -> None:
+    log, snapshots = SlowLog(now_ns=now_ns), MemoryObjects()
+    async with desk(log, snapshots=snapshots) as d:
+        seq = await d.submit()
+        await d.accept("a", seq)
+        assert await d.projection.save() is not None
+
+    async with desk(log, snapshots=snapshots) as d:
+        assert d.projection.started_at > seq
+        log.looks = 0
+        assert (await d.ask(submission_seq=seq))["job"] == "a"
+        assert log.looks == 0
 
 
 @in_virtual_time

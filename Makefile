@@ -31,7 +31,8 @@ lint: $(VENV)/.installed ## Check style, types and the import rules
 	$(BIN)/pyright
 
 docs: $(VENV)/.installed ## Generate the reference under docs/ again
-	$(BIN)/python -m gpukeeper.events.schema --write docs/events
+	$(BIN)/python -P -m gpukeeper.events.schema --write docs/events
+	$(BIN)/python -P -m gpukeeper.cli.reference > docs/cli.md
 
 bench: $(VENV)/.installed ## Measure speed as ratios within one run; writes build/bench.json
 	$(BIN)/python -P benchmarks/run.py

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from enum import StrEnum
 from typing import Any
@@ -27,7 +27,8 @@ from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import HostRoom, Slot
-from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Signs, Token
+from gpukeeper.agents.stopping import NOT_LOADED, StopProof
 from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded, patiently
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
@@ -49,8 +50,6 @@ MB = 1_048_576
 _FENCED = "the claim was ended by somebody else; the scheduler gives the job its end"
 _PROGRESS_EVERY_S = 5.0
 _PARTIAL_CHARS_MAX = 8_192
-#: A slot stays taken this long after a stop was asked for, unless the runtime is proven idle before.
-_STOP_PROOF_LIMIT_S = 30.0
 _STOP_PROOF_EVERY_S = 0.25
 #: A watch that broke begins again after this long.
 _WATCH_AGAIN_S = 1.0
@@ -64,6 +63,12 @@ class Stop(StrEnum):
     CANCEL = "cancel"
     PREEMPT = "preempt"
     FENCED = "fenced"
+
+
+def _sources(verdict: Verdict) -> str:
+    """Where a verdict's figures come from, for its event."""
+    read = f" ({', '.join(verdict.devices_read)})" if verdict.devices_read else ""
+    return f"vram: {verdict.sources.vram}; device: {verdict.sources.device}{read}"
 
 
 async def _end_all(tasks: tuple[asyncio.Task[Any], ...]) -> None:
@@ -87,14 +92,11 @@ class Attempt:
         route: PendingRoute,
         slot: Slot,
         provider: Provider,
-        *,
-        others_share_runtime: Callable[[], bool] = lambda: False,
     ) -> None:
         self.room = room
         self.route = route
         self.slot = slot
         self.provider = provider
-        self.others_share_runtime = others_share_runtime
         self.epoch = 0
         self.phase = "claiming"
         self.tokens = 0
@@ -109,6 +111,10 @@ class Attempt:
         self._load_s: float | None = None
         self._first_byte_s: float | None = None
         self._run_began_s: float | None = None
+        self._model = ""
+        #: What the runtime shows while the load or the run goes on; the latter is looked for by a task of its own.
+        self._during: Signs | None = None
+        self._look: asyncio.Task[Signs] | None = None
 
     def beat(self) -> ClaimBeat | None:
         """What heartbeats say about this claim; None before it is one."""
@@ -124,6 +130,11 @@ class Attempt:
             tokens=self.tokens,
             last_progress_at=self.last_progress_at,
         )
+
+    @property
+    def looked_during_run(self) -> bool:
+        """Whether it is known what the runtime shows while this run goes on."""
+        return self._look is not None and self._look.done()
 
     def stop(self, why: Stop) -> None:
         """End the work in hand, for this reason; the first reason stays, but for a claim that is no more.
@@ -146,19 +157,19 @@ class Attempt:
         asked_at = asyncio.get_running_loop().time()
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
-        read_task = asyncio.create_task(self.room.inventory.read(self.slot.device.id))
+        read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
         helpers = (body_task, look_task, read_task)
         try:
             if not await self._claim():
                 return
             try:
                 body = await body_task
-                look, reading = await look_task, await read_task
+                look, readings = await look_task, await read_task
                 if asyncio.get_running_loop().time() - asked_at > _EVIDENCE_AGE_MAX_S:
-                    look, reading = await asyncio.gather(
-                        self.room.residency(self.provider), self.room.inventory.read(self.slot.device.id)
+                    look, readings = await asyncio.gather(
+                        self.room.residency(self.provider), self.room.read_devices(self.provider, self.slot.device)
                     )
-                await self._hold(body, look, reading)
+                await self._hold(body, look, readings)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._context(), why=error.message)
             except NotRecorded as error:
@@ -167,9 +178,7 @@ class Attempt:
                 await self._fail(fault)
             await self._release()
         finally:
-            if self._note is not None:
-                self._note.cancel()
-                await asyncio.gather(self._note, return_exceptions=True)
+            await _end_all(tuple(task for task in (self._note, self._look) if task is not None))
             await _end_all(helpers)
 
     async def _fail(self, fault: Exception) -> None:
@@ -216,7 +225,7 @@ class Attempt:
         released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
         await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
 
-    async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, reading: DeviceReading) -> None:
+    async def _hold(self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading]) -> None:
         """Everything between the claim and the release."""
         if self.stop_reason is not None:
             raise Superseded(f"stopped before admission: {self.stop_reason}")
@@ -226,13 +235,12 @@ class Attempt:
                 await self._end(endings.failed(self._so_far(), Reason.BODY_MISSING, body.detail))
                 return
             resident = self.provider.find(look, body.model)
-            if not await self._admit(body, look, reading, resident):
+            if not await self._admit(body, look, readings[0], resident):
                 return
-            self._work_task = asyncio.create_task(self._work(body, look, reading, resident))
+            self._work_task = asyncio.create_task(self._work(body, look, readings, resident))
             if self.stop_reason is not None:
                 self._work_task.cancel()
             await self._end(await self._outcome(self._work_task))
-            await self._after_hand_back()
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._so_far(), wanted.wish))
@@ -241,14 +249,6 @@ class Attempt:
             if self._watcher is not None:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, return_exceptions=True)
-
-    async def _after_hand_back(self) -> None:
-        """A job that was handed back is in the queue already; its slot is not free before the runtime has stopped.
-
-        An agent that has no time for that leaves the claim to whoever comes next.
-        """
-        if self.stop_reason is Stop.PREEMPT:
-            await self._prove_stopped()
 
     def _begin_watch(self) -> None:
         """Most jobs are over before this: a consumer of their own would cost more than they do."""
@@ -362,7 +362,7 @@ class Attempt:
                 # The whole agent is being torn down.
                 work.cancel()
                 raise
-            return await self._stopped_end()
+            return await self._stopped_end(proven=await self._prove_stopped())
         except CancelWanted as wanted:
             await self._prove_stopped()
             return endings.cancelled(self._so_far(), wanted.wish)
@@ -373,16 +373,17 @@ class Attempt:
             if self.stop_reason is None:
                 return endings.failed(self._so_far(), failure.reason, failure.detail, status=failure.status)
             # It was told to stop, and this is how it took that.
-            return await self._stopped_end()
+            return await self._stopped_end(proven=await self._prove_stopped())
         except Exception:
             await self._prove_stopped()
             raise
 
     async def _work(
-        self, body: Body, look: RuntimeReading, reading: DeviceReading, resident: ResidentModel | None
+        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], resident: ResidentModel | None
     ) -> Fact:
         device = self.slot.device
-        before, after = reading, reading
+        self._model = body.model
+        before, after = readings, readings
         if resident is None:
             look, after = await self._load(body)
         verdict = judge(
@@ -406,24 +407,26 @@ class Attempt:
         started = facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt)
         await self._held.append(started, epoch=self.epoch)
         self.phase = "running"
+        self._during = None
         return await self._execute(body)
 
-    async def _load(self, body: Body) -> tuple[RuntimeReading, DeviceReading]:
+    async def _load(self, body: Body) -> tuple[RuntimeReading, Sequence[DeviceReading]]:
         """Bring the model in, within the load clock, and look again."""
         self.phase = "loading"
+        self._during = NOT_LOADED
         clock = self.route.clocks.load
         loop = asyncio.get_running_loop()
         began, began_s = loop.time(), time.monotonic()
         try:
             async with asyncio.timeout(clock.limit_s):
-                await self.provider.load(body.model, on_cpu=self.slot.device.kind == "cpu", work=body.work)
+                await self.provider.load(body.model, on_cpu=self._on_cpu, work=body.work)
                 self._load_s = round(time.monotonic() - began_s, 4)
                 look = await self.room.residency(self.provider)
         except TimeoutError:
             raise ClockExpired("load", clock, loop.time() - began) from None
         self.phase = "loaded"
         self.room.ledger = self.room.ledger.loaded(self.epoch, now())
-        after = await self.room.inventory.read(self.slot.device.id)
+        after = await self.room.read_devices(self.provider, self.slot.device)
         await self.room.runtime_subject(self.provider.config.name).append(
             ModelLoaded(
                 host=self.room.host,
@@ -473,6 +476,7 @@ class Attempt:
         name: facts.ClockName = "first_byte"
         self.room.outputs.begin(self.route.job, self.route.attempt)
         result: JobResult | None = None
+        look: asyncio.TimerHandle | None = None
         limit = asyncio.timeout_at(min(run_until, began + clocks.first_byte.limit_s))
         try:
             async with limit, aclosing(self._stream(body)) as stream:
@@ -483,6 +487,7 @@ class Attempt:
                     if self._first_byte_s is None:
                         # Not by the loop's clock, which may be as coarse as a millisecond.
                         self._first_byte_s = round(time.monotonic() - self._run_began_s, 4)
+                        look = loop.call_later(self.room.watch_after_s, self._look_during_run)
                     if isinstance(item, Done):
                         result = item.result
                         break
@@ -501,12 +506,25 @@ class Attempt:
             since = began if name == "first_byte" else last
             clock = clocks.first_byte if name == "first_byte" else clocks.idle
             raise ClockExpired(name, clock, loop.time() - since) from None
+        finally:
+            if look is not None:
+                look.cancel()
         if result is None:
             raise RuntimeFailure(Reason.RUNTIME_CUT, "the answer ended without its last part")
         return await self._succeeded(result)
 
     def _stream(self, body: Body) -> AsyncGenerator[Token | Done]:
-        return self.provider.run(body.model, body.task, body.work, keep_alive_s=self.provider.config.keep_alive_s)
+        return self.provider.run(
+            body.model,
+            body.task,
+            body.work,
+            on_cpu=self._on_cpu,
+            keep_alive_s=self.provider.config.keep_alive_s,
+        )
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.slot.device.kind == "cpu"
 
     def _noted(self) -> bool:
         """Whether the last note is stored. Beside the run, so that a log that is away neither stops it nor its clocks.
@@ -526,22 +544,34 @@ class Attempt:
         note = facts.Progress(job=self.route.job, epoch=self.epoch, tokens=self.tokens, elapsed_s=round(elapsed_s, 3))
         await self._held.append(note, epoch=self.epoch)
 
-    async def _prove_stopped(self) -> None:
-        """Keep the slot until the runtime is proven idle, or for as long as that may take.
+    def _look_during_run(self) -> None:
+        """Remember what the runtime shows while it answers: what it shows after a stop is compared with that.
 
-        Where other work of ours runs on the runtime its activity proves nothing about this one.
+        Only of runs that last: most are over before, and a look at each would cost more than it gains.
+        """
+        self._look = asyncio.create_task(self.provider.signs(self._model))
+
+    async def _prove_stopped(self) -> bool:
+        """Keep the slot until the runtime is proven to have stopped, or for as long as that may take.
+
+        Returns whether it is proven.
         """
         if self.phase not in ("loading", "running"):
-            return
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _STOP_PROOF_LIMIT_S
+            return True
+        during = self._during
+        if self._look is not None:
+            # A look that is still under way may have seen what came after the stop.
+            during = self._look.result() if self.looked_during_run else None
+            self._look.cancel()
         self.phase = "stopping"
+        proof = StopProof(during)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.room.stop_proof_limit_s
         while loop.time() < give_up_at:
-            if not self.others_share_runtime():
-                look = await self.provider.look()
-                if look.activity == "idle":
-                    return
+            if proof.shown_by(await self.provider.signs(self._model)):
+                return True
             await asyncio.sleep(_STOP_PROOF_EVERY_S)
+        return False
 
     def _placement(self, body: Body, verdict: Verdict) -> dict[str, Any]:
         return {
@@ -555,7 +585,7 @@ class Attempt:
             "ratio": verdict.ratio,
             "device_before_mb": verdict.device_before_mb,
             "device_after_mb": verdict.device_after_mb,
-            "sources": f"vram: {verdict.sources.vram}; device: {verdict.sources.device}",
+            "sources": _sources(verdict),
             "load_s": self._load_s,
             "detail": verdict.detail,
         }
@@ -567,7 +597,7 @@ class Attempt:
         fenced = self.stop_reason is Stop.FENCED
         try:
             if not fenced:
-                await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+                await self._append_end(fact)
                 return
         except Superseded as error:
             why = error
@@ -577,6 +607,21 @@ class Attempt:
         if late is not None:
             await self._held.append_late(late, epoch=self.epoch)
         raise why
+
+    async def _append_end(self, fact: Fact) -> None:
+        """Append the end, or, where it is the agent's own wish and somebody was promised the job's end, that one."""
+        if not endings.is_own_wish(fact):
+            await self._held.append(fact, epoch=self.epoch, heed_cancel=False)
+            return
+        wish = self._held.cancel
+        if wish is None:
+            try:
+                await self._held.append(fact, epoch=self.epoch)
+            except CancelWanted as wanted:
+                wish = wanted.wish
+            else:
+                return
+        await self._held.append(endings.cancelled(self._so_far(), wish), epoch=self.epoch, heed_cancel=False)
 
     def _so_far(self) -> SoFar:
         """What the attempt has come to, for the fact that ends it."""
@@ -596,10 +641,8 @@ class Attempt:
             ref = await patiently(lambda: put_body(self.room.payloads, body))
         return endings.succeeded(self._so_far(), None if ref else result, ref)
 
-    async def _stopped_end(self) -> Fact:
-        """The end of an attempt that was stopped from outside."""
-        if self.stop_reason is not Stop.PREEMPT:
-            await self._prove_stopped()
+    async def _stopped_end(self, *, proven: bool) -> Fact:
+        """The end of an attempt that was stopped from outside; ``proven`` says whether the runtime surely stopped."""
         so_far = self._so_far()
         if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
             return endings.cancelled(so_far, self._held.cancel)
@@ -608,4 +651,8 @@ class Attempt:
                 # The runtime had the job: whoever reads that it is lost wants to know what became of it.
                 await self._held.append_late(endings.fenced(so_far), epoch=self.epoch)
             raise Superseded(_FENCED)
-        return endings.handed_back(so_far, started=self._run_began_s is not None)
+        if self._run_began_s is None:
+            return endings.handed_back(so_far)
+        if proven:
+            return endings.preempted(so_far)
+        return endings.not_stopped(so_far, self.room.stop_proof_limit_s)

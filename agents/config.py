@@ -8,6 +8,14 @@ import msgspec
 
 from gpukeeper.events.ids import TOKEN_PATTERN
 
+#: After its grace: how long attempts that were stopped may take to end their jobs and give their slots back.
+ABANDON_S = 35.0
+#: How long saying goodbye may take while the log is away: silence tells the same, only later.
+GOODBYE_S = 5.0
+#: From the end of its grace to the end of an agent's process, at most; closing connections and drivers is the rest.
+#: Whoever ends the process by force waits this long first.
+STOP_MARGIN_S = ABANDON_S + GOODBYE_S + 10.0
+
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]

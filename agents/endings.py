@@ -78,12 +78,30 @@ def expired(so_far: SoFar, passed: ClockExpired) -> facts.Expired:
     )
 
 
-def handed_back(so_far: SoFar, *, started: bool) -> Fact:
-    """The agent stops: back into the queue, marked as preempted where the runtime had seen the job."""
-    detail = "the agent was stopped and its grace ended"
-    if started:
-        return facts.Preempted(job=so_far.job, epoch=so_far.epoch, reason=Reason.AGENT_STOPPING, detail=detail)
-    return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=detail, epoch=so_far.epoch)
+_STOPPED = "the agent was stopped and its grace ended"
+
+
+def handed_back(so_far: SoFar) -> facts.Waiting:
+    """The agent stops and the runtime has not seen the job: back into the queue."""
+    return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=_STOPPED, epoch=so_far.epoch)
+
+
+def preempted(so_far: SoFar) -> facts.Preempted:
+    """The agent stops and so did the run, surely: back into the queue, to be run again from the start."""
+    return facts.Preempted(job=so_far.job, epoch=so_far.epoch, reason=Reason.AGENT_STOPPING, detail=_STOPPED)
+
+
+def not_stopped(so_far: SoFar, limit_s: float) -> facts.Failed:
+    """The agent stops and the run may go on: the job must not run beside it, and so not again."""
+    detail = f"{_STOPPED}, and the runtime was not proven to have stopped within {limit_s:g} s: it is not run again"
+    return failed(so_far, Reason.AGENT_STOPPING, detail)
+
+
+def is_own_wish(end: Fact) -> bool:
+    """Whether only the agent's own stop asks for this end, so that a wish for the job's end goes before it."""
+    if isinstance(end, facts.Failed):
+        return end.reason is Reason.AGENT_STOPPING
+    return isinstance(end, facts.Preempted | facts.Waiting)
 
 
 def fenced(so_far: SoFar) -> facts.LateResult:

@@ -1,12 +1,15 @@
 """The placement guard: whether a model sits where it was meant to, judged before any work. Pure.
 
 Two sources are asked and kept apart: the runtime, which says how much of the model it put into VRAM, and the
-device, whose use of memory must agree. Figures that are missing, impossible or contradictory never pass,
+devices, whose use of memory must agree. Figures that are missing, impossible or contradictory never pass,
 whatever the other figures say. The rules stand in :func:`judge`, in order; the first that applies decides.
+
+A runtime that may use several GPUs chooses among them by itself, or splits a model: its devices are judged together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -47,8 +50,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     vram_bytes: int | None = None
     ratio: float | None = None
+    #: In use on the devices that were read, in all.
     device_before_mb: int | None = None
     device_after_mb: int | None = None
+    #: The devices that could be read, by id.
+    devices_read: tuple[str, ...] = ()
+
+
+class _Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What the devices show together. ``before_mb`` is None where nothing had to be read before."""
+
+    evidence: DeviceEvidence
+    devices: tuple[str, ...] = ()
+    before_mb: int | None = None
+    after_mb: int | None = None
+    #: What speaks for the model: the rises, or the use; and the same in words, device by device.
+    seen_mb: int = 0
+    shows: str = ""
+    #: What could not be read, and why.
+    missing: str = ""
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +78,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None
     vram: int | None
     vram_source: VramEvidence
-    before_mb: int | None
-    after_mb: int | None
-    device: DeviceEvidence
+    measured: _Measured
 
     @property
     def ratio(self) -> float | None:
@@ -90,12 +108,13 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
             passed=reason is None,
             reason=reason,
             detail=f"{detail}: {self.figures}",
-            sources=Sources(vram=self.vram_source, device=self.device),
+            sources=Sources(vram=self.vram_source, device=self.measured.evidence),
             size_bytes=self.size,
             vram_bytes=self.vram,
             ratio=self.ratio,
-            device_before_mb=self.before_mb,
-            device_after_mb=self.after_mb,
+            device_before_mb=self.measured.before_mb,
+            device_after_mb=self.measured.after_mb,
+            devices_read=self.measured.devices,
         )
 
 
@@ -107,8 +126,8 @@ def judge(
     residency_known: bool = True,
     reports_vram: bool = True,
     model_bytes: int | None = None,
-    before: DeviceReading | None,
-    after: DeviceReading | None,
+    before: Sequence[DeviceReading],
+    after: Sequence[DeviceReading],
     was_resident: bool,
     process_use_mb: int | None = None,
     min_ratio: float,
@@ -122,10 +141,10 @@ def judge(
         residency_known: False where the runtime did not say what it holds, which is not an empty list.
         reports_vram: whether this kind of runtime reports VRAM. Where it does, a missing figure is unknown.
         model_bytes: how large the runtime says the model is, for rows that have no size.
-        before: the device before the load.
-        after: the device after it, read anew.
+        before: the devices that the runtime may use, before the load.
+        after: the same devices after it, read anew; the one that was claimed is the first.
         was_resident: whether the model was resident before the load, so that nothing needed to rise.
-        process_use_mb: memory that the runtime's process holds on the device, where the driver tells. It
+        process_use_mb: memory that the runtime's process holds on these devices, where the driver tells. It
             stands for the VRAM of a runtime that reports none. It counts context and buffers too, which makes
             it a weak proof for models of a few hundred MB.
         min_ratio: the share of the model that must be in VRAM, over 0 and at most 1.
@@ -140,9 +159,7 @@ def judge(
         size=model_bytes if resident is None or resident.size_bytes is None else resident.size_bytes,
         vram=vram,
         vram_source="none" if vram is None else "runtime" if reports_vram else "process",
-        before_mb=_used_mb(before),
-        after_mb=_used_mb(after),
-        device=_device_source(intended, before, after, was_resident=was_resident),
+        measured=_measured(intended, before, after, was_resident=was_resident),
     )
     # 1. The runtime must have said that it holds the model, and that it will go on holding it.
     if not residency_known:
@@ -169,42 +186,70 @@ def judge(
     # 5. Meant for the GPU: enough of it must be in VRAM, and the device must show it.
     if ratio < min_ratio:
         return case.fails(Reason.CPU_FALLBACK, f"{share}, where {_percent(min_ratio)} is required")
-    return _judge_device(case, share, before, after)
+    return _judge_devices(case, share)
 
 
-def _judge_device(case: _Case, share: str, before: DeviceReading | None, after: DeviceReading | None) -> Verdict:
+def _judge_devices(case: _Case, share: str) -> Verdict:
     """The second source. A declared device cannot be measured: the runtime's figures alone decide."""
-    if case.device == "not measured":
+    measured = case.measured
+    if measured.evidence == "not measured":
         return case.passes(f"{share}; the device is declared and not measured")
-    if case.device == "unknown":
-        when, reading = ("before", before) if case.after_mb is not None else ("after", after)
-        why = (reading.error if reading is not None else None) or "no figure"
-        return case.fails(Reason.PLACEMENT_UNKNOWN, f"{share}, but the device was not read {when} the load ({why})")
+    if measured.evidence == "unknown":
+        return case.fails(Reason.PLACEMENT_UNKNOWN, f"{share}, but {measured.missing}")
     assert case.vram is not None
-    assert case.after_mb is not None
     needed_mb = DEVICE_SHARE_MIN * case.vram / MB
-    if case.device == "use":
-        seen_mb, shows = case.after_mb, f"has {case.after_mb} MB in use"
-    else:
-        seen_mb = case.after_mb - (case.before_mb or 0)
-        shows = f"went from {case.before_mb} MB to {case.after_mb} MB in use"
-    if needed_mb >= DEVICE_GRAIN_MB and seen_mb < needed_mb:
+    if needed_mb < DEVICE_GRAIN_MB or measured.seen_mb >= needed_mb:
+        return case.passes(f"{share}; the device agrees: {measured.shows}")
+    plausible = f"{needed_mb:.0f} MB being plausible"
+    if measured.missing:
+        # It may sit on what could not be read.
         return case.fails(
-            Reason.PLACEMENT_DISPUTED, f"{share}, but the device {shows}, {needed_mb:.0f} MB being plausible"
+            Reason.PLACEMENT_UNKNOWN, f"{share}, but {measured.shows}, {plausible}, and {measured.missing}"
         )
-    return case.passes(f"{share}; the device agrees: it {shows}")
+    return case.fails(Reason.PLACEMENT_DISPUTED, f"{share}, but {measured.shows}, {plausible}")
 
 
-def _device_source(
-    intended: DeviceKind, before: DeviceReading | None, after: DeviceReading | None, *, was_resident: bool
-) -> DeviceEvidence:
-    if intended == "cpu" or (after is not None and after.source == "static"):
-        return "not measured"
-    if _used_mb(after) is None:
-        return "unknown"
-    if was_resident:
-        return "use"
-    return "unknown" if _used_mb(before) is None else "rise"
+def _measured(
+    intended: DeviceKind, before: Sequence[DeviceReading], after: Sequence[DeviceReading], *, was_resident: bool
+) -> _Measured:
+    """Add up what the devices show. What fell on one device takes nothing from what rose on another: a runtime makes
+    room on one card while it loads onto the next."""
+    if intended == "cpu" or (after and after[0].source == "static"):
+        return _Measured(evidence="not measured")
+    earlier = {} if was_resident else {reading.device: reading for reading in before}
+    before_mb, after_mb, seen_mb = 0, 0, 0
+    devices: list[str] = []
+    words: list[str] = []
+    missing: list[str] = [] if after else ["no device was read after the load"]
+    for reading in after:
+        used_mb = _used_mb(reading)
+        first = earlier.get(reading.device)
+        first_mb = 0 if was_resident else _used_mb(first)
+        if used_mb is None or first_mb is None or reading.source == "static":
+            missing.append(_why_missing(reading, first if used_mb is not None else reading, used_mb))
+            continue
+        devices.append(reading.device)
+        before_mb, after_mb = before_mb + first_mb, after_mb + used_mb
+        seen_mb += max(0, used_mb - first_mb)
+        moved = f"has {used_mb} MB in use" if was_resident else f"went from {first_mb} MB to {used_mb} MB in use"
+        words.append(f"{reading.device} {moved}")
+    return _Measured(
+        evidence="unknown" if not devices else "use" if was_resident else "rise",
+        devices=tuple(devices),
+        before_mb=before_mb if devices and not was_resident else None,
+        after_mb=after_mb if devices else None,
+        seen_mb=seen_mb,
+        shows=", ".join(words),
+        missing="; ".join(missing),
+    )
+
+
+def _why_missing(reading: DeviceReading, at_fault: DeviceReading | None, used_mb: int | None) -> str:
+    if reading.source == "static":
+        return f"{reading.device} is declared and not measured"
+    when = "after" if used_mb is None else "before"
+    why = (at_fault.error if at_fault is not None else None) or "no figure"
+    return f"{reading.device} was not read {when} the load ({why})"
 
 
 def _used_mb(reading: DeviceReading | None) -> int | None:

@@ -65,6 +65,8 @@ class HostRoom:
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
+        #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.
+        self.stop_proof_limit_s = 30.0
         self._looks: dict[str, FreshLooks] = {}
         self._devices: dict[str, OwnSubject] = {}
         self._runtimes: dict[str, OwnSubject] = {}
@@ -124,12 +126,31 @@ class HostRoom:
             self._looks[name] = FreshLooks(provider)
         return await self._looks[name].residency()
 
-    async def process_use_mb(self, provider: Provider, reading: DeviceReading) -> int | None:
-        """What the runtime's process holds on the device, for runtimes that do not report it; None where unknown."""
-        if provider.reports_vram or reading.processes is None:
-            return None
+    def devices_of(self, provider: Provider, claimed: Device) -> tuple[str, ...]:
+        """The devices that a model of this runtime may sit on, the one that was claimed first.
+
+        A runtime chooses among its GPUs by itself. What may not be scheduled (the whole of a MIG card) is left out.
+        """
+        if claimed.kind == "cpu":
+            return (claimed.id,)
+        named = provider.config.devices
+        others = (
+            device.id
+            for device in self.inventory.devices
+            if device.kind == "gpu" and device.unschedulable is None and (not named or device.id in named)
+        )
+        return (claimed.id, *(other for other in others if other != claimed.id))
+
+    async def read_devices(self, provider: Provider, claimed: Device) -> tuple[DeviceReading, ...]:
+        """Measure :meth:`devices_of` at the same time, in that order."""
+        return tuple(await asyncio.gather(*(self.inventory.read(each) for each in self.devices_of(provider, claimed))))
+
+    async def process_use_mb(self, provider: Provider, readings: Iterable[DeviceReading]) -> int | None:
+        """What the runtime's process holds on these devices, for runtimes that do not report it; None where unknown."""
+        uses = [use for reading in readings for use in reading.processes or ()]
         port = urlsplit(provider.config.url).port
-        pid = None if port is None else await asyncio.to_thread(listener_pid, port)
-        if pid is None:
+        if provider.reports_vram or not uses or port is None:
             return None
-        return next((use.used_mb for use in reading.processes if use.pid == pid), None)
+        pid = await asyncio.to_thread(listener_pid, port)
+        held = [use.used_mb for use in uses if use.pid == pid and use.used_mb is not None]
+        return sum(held) if held else None

@@ -12,7 +12,7 @@ import structlog
 
 import gpukeeper
 from gpukeeper.agents.attempt import Attempt, Stop
-from gpukeeper.agents.config import AgentConfig, RuntimeConfig
+from gpukeeper.agents.config import ABANDON_S, GOODBYE_S, STOP_MARGIN_S, AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.room import HostRoom
@@ -45,12 +45,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CATCH_UP_S = 600.0
 _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
-#: How long attempts that were fenced may take to prove that their runtimes have stopped.
-_ABANDON_S = 35.0
-#: How long attempts may take to hand their jobs back when the agent stops; `gpuq up` kills it soon after.
-_HAND_BACK_S = 8.0
-#: How long saying goodbye may take while the log is away: silence tells the same, only later.
-_GOODBYE_S = 5.0
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +151,7 @@ class AgentService:
             HostTaken: another agent is there to stay, or took longer to go than it may.
         """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._config.stop_grace_s + _ABANDON_S
+        give_up_at = loop.time() + self._config.stop_grace_s + STOP_MARGIN_S
         while (other := await self._ask_other()) is not None:
             if not other.stopping or loop.time() >= give_up_at:
                 raise HostTaken(
@@ -301,13 +295,13 @@ class AgentService:
             for ended in done:
                 ended.result()
             if self._fenced.is_set():
-                await self._abandon(Stop.FENCED, _ABANDON_S)
+                await self._abandon(Stop.FENCED)
                 raise HostTaken(f"another agent took over host {self.room.host!r}", host=self.room.host)
             if stop.is_set():
                 await self._leave(surveyor)
         finally:
             await end_all(ends)
-            await self._abandon(Stop.PREEMPT, _HAND_BACK_S)
+            await self._abandon(Stop.PREEMPT)
 
     async def _find_more_runtimes(self, surveyor: Surveyor) -> None:
         """Where nothing is declared, an Ollama that is started later is found later."""
@@ -350,10 +344,6 @@ class AgentService:
                 self._begin(Attempt(self.room, route, slot, provider))
 
     def _begin(self, attempt: Attempt) -> None:
-        runtime = attempt.provider.config.name
-        attempt.others_share_runtime = lambda: any(
-            other is not attempt and other.provider.config.name == runtime for other in self._attempts.values()
-        )
         self._attempts[attempt.route.seq] = attempt
         task = asyncio.create_task(attempt.run(), name=f"attempt {attempt.route.job}")
         self._tasks[task] = attempt.route.seq
@@ -384,7 +374,7 @@ class AgentService:
         if running:
             _log.info("agent_finishing", running=len(running), grace_s=self._config.stop_grace_s)
             await asyncio.wait(running, timeout=self._config.stop_grace_s)
-        await self._abandon(Stop.PREEMPT, _HAND_BACK_S)
+        await self._abandon(Stop.PREEMPT)
         await self._say_goodbye()
         _log.info("agent_stopped", host=self.room.host)
 
@@ -393,13 +383,13 @@ class AgentService:
         assert self._host_subject is not None, "only who joined leaves"
         left = Left(host=self.room.host, instance_id=self.instance_id, detail="stopped on request")
         try:
-            async with asyncio.timeout(_GOODBYE_S):
+            async with asyncio.timeout(GOODBYE_S):
                 if await self._host_subject.append_once(left) is None:
                     _log.warning("left_untold", why="another agent has joined")
         except TimeoutError:
-            _log.warning("left_untold", why=f"the log took nothing for {_GOODBYE_S:g} s")
+            _log.warning("left_untold", why=f"the log took nothing for {GOODBYE_S:g} s")
 
-    async def _abandon(self, why: Stop, within_s: float) -> None:
+    async def _abandon(self, why: Stop) -> None:
         """Stop what is still running, in order: each attempt ends its job and gives its slot back.
 
         The claim of one that takes longer stays, and is ended by whoever comes next.
@@ -408,7 +398,7 @@ class AgentService:
             attempt.stop(why)
         tasks = set(self._tasks)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=within_s)
+            _, late = await asyncio.wait(tasks, timeout=ABANDON_S)
             for task in late:
                 task.cancel()
             if late:

@@ -144,16 +144,17 @@ class Surveyor:
         device = next((one for one in self.devices if one.id == suspicion.device), None)
         if row is None or device is None:
             return True
-        reading = self.readings.get(device.id)
+        ids = self._room.devices_of(provider, device)
+        readings = [self.readings[each] for each in ids if each in self.readings]
         verdict = judge(
             intended=device.kind,
             model=suspicion.model,
             resident=row,
             reports_vram=provider.reports_vram,
-            before=None,
-            after=reading,
+            before=(),
+            after=readings,
             was_resident=True,
-            process_use_mb=None if reading is None else await self._room.process_use_mb(provider, reading),
+            process_use_mb=await self._room.process_use_mb(provider, readings),
             min_ratio=provider.config.min_vram_ratio,
         )
         return verdict.passed

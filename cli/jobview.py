@@ -12,7 +12,7 @@ from gpukeeper.cli.words import BUILT_IN, short_type
 from gpukeeper.events import job as facts
 from gpukeeper.events.codec import Event
 from gpukeeper.projections.job import Job, Phase
-from gpukeeper.projections.site import Retention, Site
+from gpukeeper.projections.site import Site
 
 #: Which clock runs in which phase.
 _CLOCK_OF = {
@@ -22,16 +22,6 @@ _CLOCK_OF = {
     Phase.PLACED: "load",
     Phase.RUNNING: "run",
 }
-#: Longer than any log: what is folded for one look is not forgotten meanwhile.
-_FOR_EVER = Retention(after_s=1e9)
-
-
-def fold_alone(history: Sequence[Event], job_id: str) -> Job | None:
-    """A job from its own events: for one that the site has forgotten."""
-    site = Site(_FOR_EVER)
-    for event in history:
-        site.apply(event)
-    return site.jobs.get(job_id)
 
 
 def job_document(

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.cli.credentials import Credentials
-from gpukeeper.events.subjects import SUBMIT_PREFIX
+from gpukeeper.events.subjects import ASK_JOB, SUBMIT_PREFIX
 
 LISTEN_HOST = "127.0.0.1"
 SITE_ACCOUNT = "SITE"
@@ -48,12 +48,14 @@ def server_config(
 
     - It listens on the loopback address only, and has no monitoring port.
     - ``sync_interval: always``: an acknowledged write is on disk.
-    - ``site`` may do everything. ``producer`` may publish submissions, and hears only the replies to itself:
-      it can neither write other facts nor read or change a stream.
+    - ``site`` may do everything. ``producer`` may publish submissions and ask a scheduler about jobs, and hears only
+      the replies to itself: it can neither write other facts nor read or change a stream.
     - The producer has an account of its own, as permissions are not enough: the server acknowledges a stored
       message to whatever reply subject it carries, with rights of its own, so a submission with the reply
-      subject ``gpuq.ev.job.x`` would put that answer into the log (measured). Between accounts, the answer can only
-      go back to where the submission came from.
+      subject ``gpuq.ev.job.x`` would put that answer into the log (measured). The same goes for a scheduler that
+      answers a question. Between accounts, an answer can only go back to where the request came from.
+    - The server forgets a request between accounts that is not answered within 2 minutes, its default. No question
+      waits half as long.
     - There is no log file: the server's output goes to its parent, which bounds it.
     """
     producer = credentials.producer
@@ -72,17 +74,23 @@ accounts {{
   {SITE_ACCOUNT} {{
     jetstream: enabled
     users: [ {{ user: {_quoted(credentials.user)}, password: {_quoted(credentials.password)} }} ]
-    exports: [ {{ service: {_quoted(SUBMISSIONS)}, accounts: [{PRODUCER_ACCOUNT}] }} ]
+    exports: [
+      {{ service: {_quoted(SUBMISSIONS)}, accounts: [{PRODUCER_ACCOUNT}] }}
+      {{ service: {_quoted(ASK_JOB)}, accounts: [{PRODUCER_ACCOUNT}] }}
+    ]
   }}
   {PRODUCER_ACCOUNT} {{
     users: [ {{
       user: {_quoted(producer.user)}, password: {_quoted(producer.password)}
       permissions {{
-        publish: {{ allow: [{_quoted(SUBMISSIONS)}] }}
+        publish: {{ allow: [{_quoted(SUBMISSIONS)}, {_quoted(ASK_JOB)}] }}
         subscribe: {{ allow: [{_quoted(producer.inbox_prefix + ".>")}] }}
       }}
     }} ]
-    imports: [ {{ service: {{ account: {SITE_ACCOUNT}, subject: {_quoted(SUBMISSIONS)} }} }} ]
+    imports: [
+      {{ service: {{ account: {SITE_ACCOUNT}, subject: {_quoted(SUBMISSIONS)} }} }}
+      {{ service: {{ account: {SITE_ACCOUNT}, subject: {_quoted(ASK_JOB)} }} }}
+    ]
   }}
 }}
 """

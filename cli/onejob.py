@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpukeeper.cli.errors import NotFound
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.inbox import Inbox
-from gpukeeper.cli.jobview import fold_alone, job_document, job_lines
+from gpukeeper.cli.jobview import job_document, job_lines
 from gpukeeper.cli.livesite import LiveSite
 from gpukeeper.cli.options import Where
 from gpukeeper.cli.printing import one_line, print_json, say
@@ -17,6 +17,7 @@ from gpukeeper.events.clock import now_ns
 from gpukeeper.events.codec import Event
 from gpukeeper.events.ids import job_id_at, require_token
 from gpukeeper.events.spec import Submission, parse_submission
+from gpukeeper.projections.alone import fold_alone
 from gpukeeper.projections.site import Site
 
 _LABEL_WIDTH = 9

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from gpukeeper.events.reasons import Reason
 
-WORDS: Mapping[Reason, str] = {
+#: By code: a reason equals its text.
+WORDS: Mapping[str, str] = {
     Reason.CAPACITY: "every device that could take it is in use",
     Reason.NO_ROUTE: "no live host offers what it asks for",
-    Reason.PAUSED: "an operator paused the queue or the device",
-    Reason.DEPENDENCIES: "jobs that it depends on have not finished",
-    Reason.WARM_SLOT: "a slot with its model loaded is about to be free",
     Reason.DENIED: "the live readings of the device did not allow it",
     Reason.HANDED_BACK: "its agent gave it back before it had started",
     Reason.CLAIM_LAPSED: "its claim lapsed before it had started",
@@ -54,6 +52,6 @@ def in_words(code: str, detail: str = "") -> str:
     """``capacity: every device that could take it is in use (cpu: no free slot)``; empty for no reason."""
     if not code:
         return detail
-    words = WORDS.get(Reason(code)) if code in Reason.__members__.values() else None
+    words = WORDS.get(code)
     said = f"{code}: {words}" if words else code
     return f"{said} ({detail})" if detail else said

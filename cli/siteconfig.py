@@ -16,8 +16,6 @@ from gpukeeper.scheduler.config import DeadlinePolicy, Kinds, SchedulerConfig, S
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 #: How many heartbeats must fit into the life of a claim, so that one late beat loses nothing.
 BEATS_IN_CLAIM_TTL_MIN = 2
-#: The server remembers message ids for this long, and keeps the messages themselves no shorter.
-LOG_AGE_S_MIN = 120
 _SYNC_INTERVAL = re.compile(r"always|[1-9][0-9]{0,5}(ms|s|m)")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,3}")
 
@@ -88,14 +86,13 @@ class ServerSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LogSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[log]``: what the streams are like when they are made. Streams that exist are left as they are."""
+    """``[log]``: what the streams are like when they are made. Streams that exist are left as they are.
+
+    The log itself has no limit of age or size: facts are kept for ever.
+    """
 
     #: How many servers keep each message: 1, or 3 or 5 in a cluster of as many.
     replicas: Literal[1, 3, 5] = 1
-    #: Facts older than this are dropped; 0 keeps them for ever.
-    max_age_s: Annotated[float, msgspec.Meta(ge=0, le=3_153_600_000)] = 0.0
-    #: The oldest facts are dropped above this size; 0 for no limit.
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     #: How long bodies and results that were too large for the log are kept.
     payload_ttl_s: Annotated[float, msgspec.Meta(ge=0, le=3_153_600_000)] = 604_800.0
 
@@ -130,8 +127,6 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
     yield from _token_problems(config)
     if not _SYNC_INTERVAL.fullmatch(config.server.sync_interval):
         yield Problem("server.sync_interval", config.server.sync_interval, '"always", or a time such as "10s"')
-    if 0 < config.log.max_age_s < LOG_AGE_S_MIN:
-        yield Problem("log.max_age_s", config.log.max_age_s, f"0 (for ever), or at least {LOG_AGE_S_MIN}")
     yield from _repeated("devices", "id", (device.id for device in config.devices))
     yield from _repeated("runtimes", "name", (runtime.name for runtime in config.runtimes))
     declared = {device.id for device in config.devices}

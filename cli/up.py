@@ -6,18 +6,23 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gpukeeper.agents.config import STOP_MARGIN_S
 from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded
 from gpukeeper.cli.credentials import load_credentials
 from gpukeeper.cli.datafolder import hold, make_private
 from gpukeeper.cli.natsbinary import find_server
 from gpukeeper.cli.natsserver import STOP_GRACE_S, NatsServer
+from gpukeeper.cli.siteconfig import SiteConfig
 from gpukeeper.cli.supervisor import Part, Supervisor
 from gpukeeper.events.connection import connect
 
-#: Beyond the agent's own grace: its last facts, and closing connections.
-AGENT_MARGIN_S = 10.0
 SCHEDULER_GRACE_S = 15.0
+
+
+def agent_stop_s(config: SiteConfig) -> float:
+    """From SIGTERM to SIGKILL for the agent: all that it may take to hand its work back and say goodbye."""
+    return config.agent.stop_grace_s + STOP_MARGIN_S
 
 
 def gpuq_argv(command: str) -> tuple[str, ...]:
@@ -61,7 +66,7 @@ async def up(
         told = {"GPUQ_DATA": str(data)} | ({} if loaded.path is None else {"GPUQ_CONFIG": str(loaded.path)})
         for name, grace_s in (
             ("scheduler", SCHEDULER_GRACE_S),
-            ("agent", config.agent.stop_grace_s + AGENT_MARGIN_S),
+            ("agent", agent_stop_s(config)),
         ):
             parts.append(Part(name=name, argv=argv_for(name), env=told, stop_grace_s=grace_s))
 

@@ -127,8 +127,6 @@ def site_streams(config: SiteConfig) -> SiteStreams:
     """What the streams are like when they are made."""
     return SiteStreams(
         replicas=config.log.replicas,
-        log_max_age_s=config.log.max_age_s,
-        log_max_bytes=config.log.max_bytes,
         payload_ttl_s=config.log.payload_ttl_s,
         lease_ttl_s=config.scheduler.lease_ttl_s,
     )

@@ -14,6 +14,7 @@ import msgspec
 from gpukeeper.events.catalog import BY_TYPE
 from gpukeeper.events.envelope import Envelope
 from gpukeeper.events.fact import Fact
+from gpukeeper.events.ids import cleaned_token
 from gpukeeper.events.log import Stored
 from gpukeeper.events.subjects import SUBMIT_PREFIX
 from gpukeeper.events.upcasters import STEPS, Step, upcast
@@ -35,8 +36,11 @@ class Unreadable(msgspec.Struct, frozen=True):
 class Submitted(msgspec.Struct, frozen=True):
     """Whatever a producer sent, not judged yet: the bare bytes."""
 
+    #: Always a token: what else stands in the subject is cleaned.
     producer: str
     raw: bytes
+    #: Whether the producer named itself with what is no token.
+    misnamed: bool = False
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -61,7 +65,8 @@ def decode(stored: Stored, steps: Mapping[str, Step] = STEPS) -> Event:
     """Read one stored message. Never raises for its contents."""
     if stored.subject.startswith(SUBMIT_PREFIX):
         producer = stored.subject[len(SUBMIT_PREFIX) :]
-        return Event(stored, None, Submitted(producer, stored.body))
+        name = cleaned_token(producer)
+        return Event(stored, None, Submitted(name, stored.body, misnamed=name != producer))
     try:
         envelope = _decode_envelope(stored.body)
         return Event(stored, envelope, _decode_data(envelope, steps))
@@ -114,11 +119,6 @@ def encode(
             traceparent=traceparent,
         )
     )
-
-
-def encode_fact(fact: Fact) -> bytes:
-    """The JSON of the payload alone, for readers that want no envelope."""
-    return _encode(fact)
 
 
 def event_id_of(body: bytes) -> str | None:

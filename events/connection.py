@@ -16,6 +16,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 
+from gpukeeper.events.client import LogClient
 from gpukeeper.events.errors import ConfigError, LogUnavailable
 
 _log = structlog.get_logger("gpukeeper.connection")
@@ -166,7 +167,7 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
     options |= _credentials(settings)
     shown = ", ".join(settings.servers)
     wants_tls = settings.tls_ca_file is not None or any(server.startswith("tls://") for server in settings.servers)
-    client = _TlsClient() if wants_tls else Client()
+    client = LogClient(require_tls=wants_tls)
     try:
         async with asyncio.timeout(settings.connect_timeout_s + 1):
             await client.connect(**options)
@@ -175,6 +176,8 @@ async def connect(settings: NatsSettings, *, name: str) -> Connection:
         reason = str(error) or f"no answer within {settings.connect_timeout_s + 1:g} s"
         raise LogUnavailable(f"no NATS server at {shown}: {reason}", servers=shown, reason=reason) from error
     connection = Connection(client)
+    if client.is_closed:  # before there was anybody to tell
+        connection.closed.set_result(None)
     return connection
 
 
@@ -205,15 +208,6 @@ def _credentials(settings: NatsSettings) -> dict[str, Any]:
         except OSError as error:  # ssl's own errors are of this kind too
             raise ConfigError(f"tls_ca_file {settings.tls_ca_file}: {error}", field="tls_ca_file") from error
     return options
-
-
-class _TlsClient(Client):
-    """A client that was told to use TLS never sends its credentials without."""
-
-    def _connect_command(self) -> bytes:
-        if not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server does not use TLS, but the settings say it must")
-        return super()._connect_command()
 
 
 def _denied_subject(text: str) -> str | None:

@@ -14,9 +14,6 @@ class Reason(StrEnum):
     # --- waits
     CAPACITY = "capacity"  #: every device that could take the job is in use: wait, or free one
     NO_ROUTE = "no_route"  #: no live host offers what the job asks for: start or repair one
-    PAUSED = "paused"  #: an operator paused the queue or the device
-    DEPENDENCIES = "dependencies"  #: jobs that this one depends on have not finished
-    WARM_SLOT = "warm_slot"  #: a slot with the model loaded is about to be free
     DENIED = "denied"  #: the agent's live readings did not allow the job: see its `denied` event
     HANDED_BACK = "handed_back"  #: the agent gave the job back before it had started
     CLAIM_LAPSED = "claim_lapsed"  #: the claim lapsed before the job had started: it is queued again

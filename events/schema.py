@@ -16,6 +16,7 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.events import subjects
+from gpukeeper.events.ask import Answer, ErrorAnswer, Question
 from gpukeeper.events.catalog import FACTS
 from gpukeeper.events.envelope import CONTENT_TYPE, Envelope
 from gpukeeper.events.fact import Fact
@@ -113,6 +114,8 @@ def documents() -> dict[str, str]:
     found = {f"{fact.TYPE}.json": _text(fact_schema(fact)) for fact in FACTS}
     found["envelope.json"] = _text(envelope_schema())
     found["submission.json"] = _text(submission_schema())
+    found["question.json"] = _text(_standalone(Question, title=f"request to {subjects.ASK_JOB}"))
+    found["answer.json"] = _text(answer_schema())
     found["asyncapi.json"] = _text(asyncapi())
     found["README.md"] = _index()
     return found
@@ -131,6 +134,17 @@ def envelope_schema() -> dict[str, Any]:
 def submission_schema() -> dict[str, Any]:
     """JSON Schema of the body that producers send. Fields that it does not know are refused."""
     return _standalone(JobSpec, title=SUBMITTED)
+
+
+def answer_schema() -> dict[str, Any]:
+    """JSON Schema of what a question about a job is answered with: an answer, or an error."""
+    references, components = msgspec.json.schema_components([Answer, ErrorAnswer], ref_template="#/$defs/{name}")
+    return {
+        "$schema": _DIALECT,
+        "title": f"reply from {subjects.ASK_JOB}",
+        "anyOf": list(references),
+        "$defs": components,
+    }
 
 
 def asyncapi() -> dict[str, Any]:
@@ -272,6 +286,7 @@ def _index() -> str:
         "- [asyncapi.json](asyncapi.json): channels, messages and operations (AsyncAPI 3.0).",
         "- [envelope.json](envelope.json): the CloudEvents envelope around every fact (JSON Schema).",
         f"- [submission.json](submission.json): the body of a submission, `{SUBMITTED}` (JSON Schema).",
+        f"- [question.json](question.json), [answer.json](answer.json): asking `{subjects.ASK_JOB}`, and its reply.",
         "- One JSON Schema for the `data` of each fact, below.",
         "",
         "| type | subject | what happened |",

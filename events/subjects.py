@@ -96,3 +96,6 @@ def agent_output(host_name: str) -> str:
 
 
 SCHEDULER_STATUS = "gpuq.scheduler.status"
+
+#: Where any scheduler says what became of a job or of a submission.
+ASK_JOB = "gpuq.ask.job"

@@ -18,6 +18,7 @@ from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events import site as site_facts
 from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable
 from gpukeeper.events.fact import Fact
+from gpukeeper.events.ids import TOKEN_RULE, cleaned_token
 from gpukeeper.events.log import Stored
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.subjects import COMMAND_PREFIX, EVENT_PREFIX
@@ -26,8 +27,6 @@ from gpukeeper.projections.home import is_at_home
 from gpukeeper.projections.host import Host, Runtime, why_suspect
 from gpukeeper.projections.job import CancelWish, Denial, Job, Phase, Route, RouteSeq
 from gpukeeper.projections.queue import Queue
-
-_DENIALS_KEPT_MAX = 8
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +43,8 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     stored_ns: int
     producer: str
     raw: bytes
+    #: Whether the producer named itself with what is no token; ``producer`` is then the cleaned name.
+    misnamed: bool = False
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
@@ -253,11 +254,13 @@ class Site:
 
     def on_submitted(self, event: Event, fact: Submitted) -> None:
         stored = event.stored
-        self.submissions[event.seq] = Waiting(event.seq, stored.stored_ns, fact.producer, fact.raw)
+        self.submissions[event.seq] = Waiting(event.seq, stored.stored_ns, fact.producer, fact.raw, fact.misnamed)
 
     def on_accepted(self, event: Event, fact: job_facts.Accepted) -> None:
         submission = self.submissions.pop(fact.submission_seq, None)
-        if fact.job in self.jobs:
+        if submission is None or fact.job in self.jobs:
+            # Two schedulers that led for a moment may answer one submission differently, on two subjects that no
+            # sequence joins. The first answer in the log counts.
             return
         at_ns = event.stored.stored_ns
         job = Job(
@@ -271,7 +274,7 @@ class Site:
             phase=Phase.WAITING,
             seq=event.seq,
             since_ns=at_ns,
-            submitted_ns=submission.stored_ns if submission else at_ns,
+            submitted_ns=submission.stored_ns,
             accepted_seq=event.seq,
             accepted_ns=at_ns,
             queued_ns=at_ns,
@@ -292,7 +295,7 @@ class Site:
 
     def on_rejected(self, event: Event, fact: job_facts.Rejected) -> None:
         submission = self.submissions.pop(fact.submission_seq, None)
-        if fact.job in self.jobs:
+        if submission is None or fact.job in self.jobs:
             return
         at_ns = event.stored.stored_ns
         self.jobs[fact.job] = Job(
@@ -306,7 +309,7 @@ class Site:
             phase=Phase.REJECTED,
             seq=event.seq,
             since_ns=at_ns,
-            submitted_ns=submission.stored_ns if submission else at_ns,
+            submitted_ns=submission.stored_ns,
             accepted_seq=event.seq,
             accepted_ns=at_ns,
             reason=fact.reason,
@@ -384,7 +387,8 @@ class Site:
         earlier = [d for d in old.denials if (d.host, d.device) == (fact.host, fact.device)]
         others = [d for d in old.denials if (d.host, d.device) != (fact.host, fact.device)]
         count = earlier[0].count + 1 if earlier else 1
-        denials = (*others, Denial(fact.host, fact.device, at_ns, count))[-_DENIALS_KEPT_MAX:]
+        # One for each device, so that none is asked again before its time: the site's devices are the bound.
+        denials = (*others, Denial(fact.host, fact.device, at_ns, count))
         self._to_queue(
             event,
             fact.job,
@@ -602,7 +606,10 @@ class Site:
         stored = event.stored
         if not stored.subject.startswith(COMMAND_PREFIX):
             return
-        actor = stored.subject[len(COMMAND_PREFIX) :]
+        given = stored.subject[len(COMMAND_PREFIX) :]
+        actor = cleaned_token(given)
+        if actor != given:
+            job, problem = None, f"the actor's name must be {TOKEN_RULE}; shown as {actor}"
         self.commands[event.seq] = Command(event.seq, stored.stored_ns, actor, _id_of(event), job, reason, problem)
 
     # --- storing

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import Event
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.ids import job_id_at
+from gpukeeper.events.ids import TOKEN_RULE, job_id_at
 from gpukeeper.events.job import Accepted, Clock, ClockName, Clocks, Rejected, Resubmitted
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
@@ -20,6 +21,9 @@ from gpukeeper.scheduler.config import KindConfig, SchedulerConfig
 from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Want, options
 from gpukeeper.scheduler.live import Live
 from gpukeeper.scheduler.rank import NO_FREE_SLOT, unavailable
+
+#: How many submissions one look reads, for each that it may answer.
+_LOOK_FACTOR = 4
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -50,7 +54,8 @@ def decide_submissions(
     """Answer submissions in the order in which they came, one answer for each id in one look."""
     proposals: list[Proposal] = []
     busy: set[str] = set()
-    for submission in site.submissions.values():
+    # Repeats of ids that are being answered are stepped over; the bound keeps a flood of them cheap.
+    for submission in islice(site.submissions.values(), limit * _LOOK_FACTOR):
         if len(proposals) >= limit:
             break
         proposal = decide_submission(site, live, config, submission, known)
@@ -66,8 +71,11 @@ def decide_submission(
     site: Site, live: Live, config: SchedulerConfig, waiting: Unanswered, known: Mapping[str, Known]
 ) -> Proposal:
     """Answer one submission."""
-    parsed = parse_submission(waiting.raw)
     handle = _handle(site, known, waiting)
+    if waiting.misnamed:
+        problem = Problem(path="producer", message=f"must be {TOKEN_RULE}", value=waiting.producer)
+        return _reject(waiting, handle, Reason.INVALID, (problem,), None)
+    parsed = parse_submission(waiting.raw)
     if isinstance(parsed, tuple):
         return _reject(waiting, handle, Reason.INVALID, parsed, None)
     spec = parsed.spec

@@ -1,4 +1,4 @@
-"""Commands of operators, and the clocks of jobs that wait."""
+"""Commands of operators, and jobs that wait and whose end is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpukeeper.events.job import Cancelled, CancelRequested, Expired
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.site import CommandRefused
-from gpukeeper.projections.job import Job, Phase
+from gpukeeper.projections.job import CancelWish, Job, Phase
 from gpukeeper.projections.site import Command, Site
 
 #: What a command says is repeated in the answer, which must fit into a message beside the rest.
@@ -92,18 +92,37 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def decide_expiries(site: Site, now_s: float, *, limit: int = 64) -> list[Proposal]:
-    """End jobs that waited longer than their queue clock allows."""
+    """End jobs that nobody executes and whose end is due: somebody was promised it, or their queue clock ran out.
+
+    A promise is kept by whoever executes the job. Where that one gave the job back instead, it is kept here.
+    """
     proposals: list[Proposal] = []
     for job_id in site.live:
         if len(proposals) >= limit:
             break
         job = site.jobs[job_id]
-        if job.phase not in (Phase.WAITING, Phase.ROUTED) or job.clocks is None:
+        if job.phase not in (Phase.WAITING, Phase.ROUTED):
+            continue
+        if job.cancel is not None:
+            proposals.append(_keep_promise(job, job.cancel))
+            continue
+        if job.clocks is None:
             continue
         waited_s = now_s - job.queued_ns / 1e9
         if waited_s >= job.clocks.queue.limit_s:
             proposals.append(_expire(job, waited_s))
     return proposals
+
+
+def _keep_promise(job: Job, wish: CancelWish) -> Proposal:
+    return Proposal(
+        subject=subjects.job(job.id),
+        fact=Cancelled(job=job.id, actor=wish.actor, reason=wish.reason, command_seq=wish.command_seq),
+        expected=job.seq,
+        aggregate=job.id,
+        correlationid=job.id,
+        actor=wish.actor,
+    )
 
 
 def _expire(job: Job, waited_s: float) -> Proposal:

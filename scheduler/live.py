@@ -64,13 +64,16 @@ class Live:
         """The evidence on ``name``, which is none where it was never heard. For reading only."""
         return self.hosts.get(name) or HostLive()
 
-    def heard(self, beat: Heartbeat, *, age_s: float = 0.0) -> None:
-        """A heartbeat arrived, ``age_s`` after it was stored: an observer that starts is handed the newest there is."""
+    def heard(self, beat: Heartbeat, *, from_before: bool = False) -> None:
+        """A heartbeat arrived. One ``from_before`` this observer listened is evidence of what was, none of life.
+
+        Its age is not asked for: the clocks of this machine and of the server need not agree.
+        """
         known = self.hosts.setdefault(beat.host, HostLive())
         known.instance_id = beat.instance_id
         known.beat = beat
         known.beats += 1
-        known.old = age_s > beat.interval_s * _FRESH_INTERVALS
+        known.old = from_before
         known.silent_s = 0.0
 
     def tick(self, elapsed_s: float, *, broker_healthy: bool, claims: Mapping[str, tuple[int, ...]]) -> None:

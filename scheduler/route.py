@@ -95,7 +95,8 @@ def decide_routes(site: Site, live: Live, config: SchedulerConfig, now_s: float,
             break
         job = site.jobs[job_id]
         want = want_of(job)
-        if want in hopeless:
+        if want in hopeless or job.cancel is not None:
+            # Whose end was promised goes nowhere any more.
             continue
         choice = router.choose(job)
         if isinstance(choice, Verdict):

@@ -1,4 +1,4 @@
-"""The shell around the decisions: fold, decide, append with the expected sequence, fold one's own events, again.
+"""A scheduler process: it leads or waits to, hears heartbeats, answers, and has its desk decide.
 
 Three lanes run side by side, each on subjects of its own kind: *accept* answers submissions, *route* sends jobs to
 devices, *control* does everything that is rare (commands, lapses, orphans, waits, expiries, once a second). A lane
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 import nats.errors
@@ -23,8 +24,8 @@ from gpukeeper.events.connection import Connection
 from gpukeeper.events.device import Claimed
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
 from gpukeeper.events.jetstream import JetStreamLog
-from gpukeeper.events.job import Accepted, Admitted, PlacementVerified, Progress, Rejected, Resubmitted, Started
-from gpukeeper.events.log import Appended, Follower, Refused, Stored, Unanswered
+from gpukeeper.events.job import Admitted, PlacementVerified, Progress, Started
+from gpukeeper.events.log import Appended, Follower, Stored
 from gpukeeper.events.objects import JetStreamObjects
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.readings import Heartbeat
@@ -35,13 +36,13 @@ from gpukeeper.events.site import LeaderElected
 from gpukeeper.events.tasks import end_all
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
-from gpukeeper.scheduler.accept import Known, decide_submissions, known_from
+from gpukeeper.scheduler.ask import AskService
 from gpukeeper.scheduler.config import SchedulerConfig
-from gpukeeper.scheduler.control import decide_commands, decide_expiries
+from gpukeeper.scheduler.desk import Desk
+from gpukeeper.scheduler.lane import Decide, run_lane
 from gpukeeper.scheduler.lease import Lease
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.reap import Probe, decide_lapses, decide_orphans, decide_withdrawals, suspects
-from gpukeeper.scheduler.route import decide_routes, decide_waits
+from gpukeeper.scheduler.reap import Probe
 
 _log = structlog.get_logger("gpukeeper.scheduler")
 
@@ -70,13 +71,28 @@ class SchedulerService:
             retention=Retention(config.forget_after_s, config.forget_above),
             on_event=self._on_event,
         )
-        self._lease = Lease(connection, self.instance_id, ttl_s=config.lease_ttl_s)
+        self._lease = Lease(connection, self.instance_id, wanted_ttl_s=config.lease_ttl_s)
         self.live = Live(tick_s=_TICK_S)
-        self._known: dict[str, Known] = {}
+        payloads = JetStreamObjects(connection, subjects.PAYLOADS_BUCKET)
+        self._ask = AskService(self.projection, self.live, log, payloads)
+        self._desk = Desk(
+            log=log,
+            recorder=self._recorder,
+            projection=self.projection,
+            live=self.live,
+            config=config,
+            now_s=self._server_now_s,
+            probe=self._probe,
+            broker_answers=self._broker_answers,
+        )
         self._wake_accept = asyncio.Event()
         self._wake_route = asyncio.Event()
         self._wake_control = asyncio.Event()
         self._snapshot_seq = 0
+        #: Heartbeats up to here were stored before this scheduler listened.
+        self._beats_before = 0
+        #: How far the server's clock is ahead of ours, by the last heartbeat that was heard as it was stored.
+        self._server_ahead_ns = 0
         #: Set when it leads and has folded everything.
         self.leading = asyncio.Event()
 
@@ -88,6 +104,8 @@ class SchedulerService:
         """
         await self.projection.start()
         self._snapshot_seq = self.projection.started_at
+        self._beats_before = await self._beats.last_seq()
+        self._ask.start(answer_bytes_max=self._connection.client.max_payload)
         follower = await self._beats.follow(self._on_beat, after=0, newest_only=True)
         service = await self._serve()
         _log.info("scheduler_started", instance=self.instance_id, seq=self.projection.site.seq)
@@ -96,6 +114,7 @@ class SchedulerService:
         finally:
             await self._lease.give_up()
             await service.stop()
+            await self._ask.stop()
             await follower.stop()
             await self.projection.stop()
             _log.info("scheduler_stopped", instance=self.instance_id, seq=self.projection.site.seq)
@@ -103,10 +122,11 @@ class SchedulerService:
     async def _run_lanes(self, stop: asyncio.Event, follower: Follower) -> None:
         tasks = [
             asyncio.create_task(self._lead(), name="lease"),
-            asyncio.create_task(self._lane("accept", self._wake_accept, self._decide_accepts), name="accept"),
-            asyncio.create_task(self._lane("route", self._wake_route, self._decide_routes), name="route"),
-            asyncio.create_task(self._lane("control", self._wake_control, self._decide_control), name="control"),
+            asyncio.create_task(self._lane("accept", self._wake_accept, self._desk.decide_accepts), name="accept"),
+            asyncio.create_task(self._lane("route", self._wake_route, self._desk.decide_routes), name="route"),
+            asyncio.create_task(self._lane("control", self._wake_control, self._desk.decide_control), name="control"),
             asyncio.create_task(self._tick(), name="tick"),
+            asyncio.create_task(self._ask.run(), name="ask"),
         ]
         ends = {
             asyncio.ensure_future(stop.wait()),
@@ -128,6 +148,7 @@ class SchedulerService:
     # --- what is heard
 
     def _on_event(self, event: Event) -> None:
+        self._ask.heard(event)
         if isinstance(event.data, Submitted):
             self._wake_accept.set()
             return
@@ -140,7 +161,10 @@ class SchedulerService:
     def _on_beat(self, stored: Stored) -> None:
         beat = decode(stored).data
         if isinstance(beat, Heartbeat):
-            self.live.heard(beat, age_s=(now_ns() - stored.stored_ns) / 1e9)
+            from_before = stored.seq <= self._beats_before
+            self.live.heard(beat, from_before=from_before)
+            if not from_before:
+                self._server_ahead_ns = stored.stored_ns - now_ns()
             self._wake_route.set()
 
     async def _serve(self) -> Services:
@@ -162,6 +186,7 @@ class SchedulerService:
             name="gpuq-scheduler",
             description="decides where and when jobs run",
             endpoints={"status": (subjects.SCHEDULER_STATUS, status)},
+            questions={"ask-job": (subjects.ASK_JOB, self._ask.ask)},
             metadata={"instance_id": self.instance_id},
         )
 
@@ -201,71 +226,8 @@ class SchedulerService:
 
     # --- the lanes
 
-    async def _lane(self, name: str, wake: asyncio.Event, decide: Callable[[], Sequence[Proposal]]) -> None:
-        while True:
-            await wake.wait()
-            await self.leading.wait()
-            wake.clear()
-            while proposals := decide():
-                try:
-                    await self._commit(proposals)
-                except (LogUnavailable, WaitTimedOut) as error:
-                    # Nothing is lost: the next look decides on what the log then says.
-                    _log.warning("lane_waits_for_log", lane=name, error=error.message)
-                    await asyncio.sleep(_TICK_S)
-                if not self.leading.is_set():
-                    break
-
-    async def _commit(self, proposals: Sequence[Proposal]) -> None:
-        if len(proposals) == 1:
-            outcomes = [await self._recorder.record(proposals[0])]
-        else:
-            outcomes = await asyncio.gather(*(self._recorder.record(proposal) for proposal in proposals))
-        newest = 0
-        stale = False
-        for proposal, outcome in zip(proposals, outcomes, strict=True):
-            if isinstance(outcome, Appended):
-                newest = max(newest, outcome.seq)
-            else:
-                stale = True
-                await self._on_lost(proposal, outcome)
-        if stale:
-            # The newest that is there: what has aged out is handed to nobody.
-            last = await self._log.last(">")
-            newest = max(newest, 0 if last is None else last.seq)
-        if newest:
-            await self.projection.wait_folded(newest)
-
-    async def _on_lost(self, proposal: Proposal, outcome: Refused | Unanswered) -> None:
-        """Somebody else wrote first, or the log takes nothing: look again before deciding again."""
-        code = outcome.code if isinstance(outcome, Refused) else "unanswered"
-        _log.info("append_lost", subject=proposal.subject, type=proposal.fact.TYPE, code=code, detail=outcome.detail)
-        fact = proposal.fact
-        if code != "stale":
-            await asyncio.sleep(_TICK_S)
-        elif isinstance(fact, Accepted | Rejected | Resubmitted) and fact.job not in self.projection.site.jobs:
-            await self._learn(fact.job, fact.submission_seq)
-
-    async def _learn(self, job_id: str, submission_seq: int) -> None:
-        """The id was used by a job that the fold has forgotten: read from the log what stands there."""
-        history = [decode(stored) for stored in await self._log.read(subjects.job(job_id))]
-        known = known_from(history, submission_seq)
-        if known is not None:
-            self._known[job_id] = known
-
-    def _decide_accepts(self) -> Sequence[Proposal]:
-        site = self.projection.site
-        if not site.submissions:
-            self._known.clear()
-            return ()
-        return decide_submissions(site, self.live, self._config, self._known)
-
-    def _decide_routes(self) -> Sequence[Proposal]:
-        return decide_routes(self.projection.site, self.live, self._config, now_ns() / 1e9)
-
-    def _decide_control(self) -> Sequence[Proposal]:
-        site = self.projection.site
-        return (*decide_orphans(site), *decide_commands(site))
+    def _lane(self, name: str, wake: asyncio.Event, decide: Decide) -> Coroutine[Any, Any, None]:
+        return run_lane(name, wake=wake, leading=self.leading, decide=decide, commit=self._desk.commit)
 
     # --- once a second
 
@@ -278,31 +240,17 @@ class SchedulerService:
             if not self.leading.is_set():
                 continue
             try:
-                await self._look_around(elapsed_s)
+                await self._desk.look_around(elapsed_s)
             except (LogUnavailable, WaitTimedOut) as error:
                 _log.warning("tick_waits_for_log", error=error.message)
+            self._wake_route.set()
+            self._wake_control.set()
             if self.projection.site.seq - self._snapshot_seq >= self._config.snapshot_every_events:
                 await self._save()
 
-    async def _look_around(self, elapsed_s: float) -> None:
-        site = self.projection.site
-        claims = {host: tuple(epochs) for host, epochs in _claims_by_host(self.projection).items()}
-        healthy = await self._broker_answers() if claims or site.routed else True
-        self.live.tick(elapsed_s, broker_healthy=healthy, claims=claims)
-        silent = suspects(site, self.live, self._config)
-        probes = dict(zip(silent, await asyncio.gather(*(self._probe(host) for host in silent)), strict=True))
-        now_s = now_ns() / 1e9
-        proposals = [
-            *decide_lapses(site, self.live, self._config, probes),
-            *decide_withdrawals(site, self.live, self._config, probes),
-            *decide_expiries(site, now_s),
-        ]
-        if proposals:
-            await self._commit(proposals)
-        if waits := decide_waits(site, self.live, self._config, now_s):
-            await self._commit(waits)
-        self._wake_route.set()
-        self._wake_control.set()
+    def _server_now_s(self) -> float:
+        """The time by the server's clock, which the ages in the fold are counted from."""
+        return (now_ns() + self._server_ahead_ns) / 1e9
 
     async def _broker_answers(self) -> bool:
         """Whether we hear: the connection stands and the log's leader answers within a tick."""
@@ -336,17 +284,6 @@ class SchedulerService:
             return
         self._snapshot_seq = site.seq
         _log.info("snapshot_saved", snapshot=name, seq=site.seq)
-
-
-def _claims_by_host(projection: SiteProjection) -> dict[str, list[int]]:
-    claims: dict[str, list[int]] = {}
-    for device in projection.site.devices.values():
-        if device.claims:
-            claims.setdefault(device.host, []).extend(claim.epoch for claim in device.claims)
-    for key, jobs in projection.site.routed.items():
-        if jobs:
-            claims.setdefault(key.partition("/")[0], [])
-    return claims
 
 
 async def _join(future: asyncio.Future[None]) -> None:

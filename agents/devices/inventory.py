@@ -74,6 +74,11 @@ class Inventory:
         self._devices = dict(sorted(found.items(), key=lambda item: self._order.get(item[0], last)))
         return tuple(device for device, _ in self._devices.values())
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What :meth:`find` found last."""
+        return tuple(device for device, _ in (self._devices or {}).values())
+
     async def read(self, device_id: str) -> DeviceReading:
         """Measure one device. One that this host does not have reads ``unknown``."""
         entry = (await self._listed()).get(device_id)

@@ -14,7 +14,7 @@ from gpukeeper.agents.runtimes import llamacpp_wire as wire
 from gpukeeper.agents.runtimes import openai_chat
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -104,6 +104,7 @@ class LlamaCpp:
         task: Task,
         work: Work,
         *,
+        on_cpu: bool,  # noqa: ARG002 (where its model is was chosen when it was started)
         keep_alive_s: int | None = None,  # noqa: ARG002 (the server keeps its model for life)
     ) -> AsyncGenerator[Token | Done]:
         match task:
@@ -113,6 +114,11 @@ class LlamaCpp:
                 return self._chat(model, work)
             case "embed":
                 return self._embed(model, work)
+
+    async def signs(self, model: str) -> Signs:  # noqa: ARG002 (it has one model)
+        """Its slots say whether any of them works, where it was started with ``--slots``."""
+        slots = await attempt(self._http.get("/slots", wire.slots_decoder), "/slots", self._look_timeout_s)
+        return Signs(activity=wire.activity(slots))
 
     async def close(self) -> None:
         await self._http.close()

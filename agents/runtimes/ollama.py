@@ -12,8 +12,8 @@ from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
-from gpukeeper.events.modelnames import all_names, canonical, find_resident, same_model
+from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
+from gpukeeper.events.modelnames import all_names, find_resident, same_model
 from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
@@ -29,8 +29,6 @@ class Ollama:
         self._config = config
         self._look_timeout_s = look_timeout_s
         self._http = RuntimeHttp(config.url)
-        #: Models whose last load was for the CPU. Ollama loads again when a request's ``num_gpu`` differs.
-        self._on_cpu: set[str] = set()
 
     @property
     def config(self) -> RuntimeConfig:
@@ -96,9 +94,6 @@ class Ollama:
         options = wire.runner_options(work)
         if on_cpu:
             options["num_gpu"] = 0
-            self._on_cpu.add(canonical(model))
-        else:
-            self._on_cpu.discard(canonical(model))
         keep_s = self._config.keep_alive_s
         body: dict[str, Any] = {
             "model": model,
@@ -119,16 +114,31 @@ class Ollama:
             raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done")
 
     def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         options = wire.options(work)
-        if canonical(model) in self._on_cpu:
+        if on_cpu:
+            # Ollama loads again when a request's ``num_gpu`` differs.
             options["num_gpu"] = 0
         keep_s = self._config.keep_alive_s if keep_alive_s is None else keep_alive_s
         body: dict[str, Any] = {"model": model, "keep_alive": keep_s}
         if options:
             body["options"] = options
         return self._embed(body, work) if task == "embed" else self._stream(body, work, chat=task == "chat")
+
+    async def signs(self, model: str) -> Signs:
+        """Ollama never says whether it works. It moves a model's ``expires_at`` on when the last request has ended.
+
+        It takes a request for ended as soon as its client has left. The runner notices that at its next token, and so
+        not before it has read the whole prompt (ollama#11889).
+        """
+        ps = await attempt(self._resident(), "/api/ps", self._look_timeout_s)
+        if isinstance(ps, RuntimeFailure):
+            return Signs()
+        row = find_resident(ps, model)
+        if row is None:
+            return Signs(resident=False)
+        return Signs(resident=True, last_end=None if row.stopping else row.expires_at)
 
     async def _resident(self) -> tuple[ResidentModel, ...]:
         return wire.resident(await self._http.get("/api/ps", wire.ps_decoder), datetime.now(UTC))

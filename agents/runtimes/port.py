@@ -9,7 +9,7 @@ import msgspec
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.events.errors import GpukeeperError
-from gpukeeper.events.readings import ResidentModel, RuntimeReading
+from gpukeeper.events.readings import Activity, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -39,6 +39,19 @@ class Done(msgspec.Struct, frozen=True):
     """The last thing a run yields."""
 
     result: JobResult
+
+
+class Signs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime shows of its work on one model at one moment. What it does not show is unknown."""
+
+    #: Whether it works for anybody, where it says so.
+    activity: Activity = "unknown"
+    #: Whether it holds the model; None where it did not say.
+    resident: bool | None = None
+    #: A mark that is another one once the last request for the model has ended, and is left alone while one is under
+    #: way; None where it has none. It speaks of requests: what was still computed for one whose client has left shows
+    #: in it only where the request had begun to answer.
+    last_end: str | None = None
 
 
 class Provider(Protocol):
@@ -96,9 +109,12 @@ class Provider(Protocol):
         ...
 
     def run(
-        self, model: str, task: Task, work: Work, *, keep_alive_s: int | None = None
+        self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
         """Do the work: zero or more :class:`Token`, then exactly one :class:`Done`.
+
+        ``on_cpu`` says where the placement was verified, as for :meth:`load`: a run that names another place would
+        load the model once more.
 
         A token with an empty text is progress that is not part of the answer, such as thinking.
 
@@ -106,6 +122,14 @@ class Provider(Protocol):
 
         Raises:
             RuntimeFailure: an error, an answer that is not the protocol's, an empty one, or one that was cut.
+        """
+        ...
+
+    async def signs(self, model: str) -> Signs:
+        """Look for what shows whether a request for ``model`` is under way, within a few seconds.
+
+        Asked while a run goes on, and again after it was told to stop: the difference may prove that it has ended.
+        Never raises: what could not be read is unknown.
         """
         ...
 

@@ -119,7 +119,7 @@ async def test_what_an_agent_cannot_finish_in_its_grace_is_handed_back_and_runs_
     An Ollama never proves that it has stopped, so the agent goes without giving the slot of the first back.
     """
     site.devices = [{"id": DEVICE, "source": "static", "kind": "gpu", "total_mb": 24_000, "slots": 2}]
-    site.sections["agent"] |= {"stop_grace_s": 1}
+    site.sections["agent"] |= {"stop_grace_s": 3}
     fake = await site.ollama()
     site.scheduler()
     agent = site.agent()

@@ -168,6 +168,31 @@ async def test_garbage_where_facts_and_commands_stand_stops_nobody(site: Site) -
     await site.check()
 
 
+async def test_names_and_headers_that_no_client_would_send_are_answered_and_leave_the_site_as_it_was(
+    site: Site,
+) -> None:
+    """The log cannot be rid of them: who breaks on one breaks on it for ever."""
+    await site.publish_raw(b"gpuq.submit.\xff", with_())
+    await site.publish_raw(b"gpuq.submit.\x1b[31mred", with_())
+    await site.publish_raw(b"gpuq.submit.a\x0b1", with_())
+    await site.publish_raw(b"gpuq.cmd.\xff\x1b[2J", b"{}")
+    await site.publish_raw(b"gpuq.ev.job.\xff", b"{}", headers=b"X")
+    await site.publish_raw(b"gpuq.hb.\xff", b"{}", headers=b"X")
+    good = await site.watch.answer(await site.send(GOOD))
+
+    assert isinstance(good, Accepted)
+    assert isinstance(await site.watch.end(good.job), Succeeded)
+    rejected = site.watch.all(Rejected)
+    assert [(fact.producer, fact.problems[0].path) for fact in rejected] == [
+        ("_", "producer"),
+        ("__31mred", "producer"),
+        ("a_1", "producer"),
+    ]
+    refused = await site.watch.until(lambda: site.watch.all(CommandRefused), "the command is refused")
+    assert [(fact.actor, fact.reason) for fact in refused] == [("___2J", Reason.INVALID_COMMAND)]
+    await site.check()
+
+
 async def test_commands_that_fill_a_message_are_answered_and_obeyed(site: Site) -> None:
     """Their answer repeats what they say, and must fit into a message itself."""
     endless = "x" * 1_040_000

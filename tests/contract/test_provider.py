@@ -13,8 +13,10 @@ import pytest_asyncio
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Token
 from gpukeeper.agents.runtimes.registry import build
+from gpukeeper.agents.stopping import StopProof
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import ChatMessage, JobResult, Task, Work
+from support.fake_http import FakeServer
 from support.llamacpp_fake import FakeLlamaCpp
 from support.llamacpp_server import llama_server
 from support.ollama import FakeOllama
@@ -25,8 +27,10 @@ KINDS = ("real llama.cpp", "fake llama.cpp", "fake Ollama")
 class Subject:
     """A provider, the model it has under its usual name, and another name of the same model."""
 
-    def __init__(self, provider: Provider, model: str, other_name: str) -> None:
+    def __init__(self, provider: Provider, model: str, other_name: str, fake: FakeServer | None) -> None:
         self.provider = provider
+        #: None for a real server.
+        self.fake = fake
         self.model = model
         self.other_name = other_name
 
@@ -36,18 +40,18 @@ async def serve(kind: str, folder: Path) -> AsyncGenerator[Subject]:
     match kind:
         case "real llama.cpp":
             async with llama_server(folder, model="tiny") as server:
-                yield subject("llamacpp", server.url, "tiny", "tiny.gguf")
+                yield subject("llamacpp", server.url, "tiny", "tiny.gguf", None)
         case "fake llama.cpp":
             async with FakeLlamaCpp(model="tiny") as server:
-                yield subject("llamacpp", server.url, "tiny", "tiny.gguf")
+                yield subject("llamacpp", server.url, "tiny", "tiny.gguf", server)
         case _:
             async with FakeOllama() as server:
-                yield subject("ollama", server.url, "qwen3:latest", "qwen3")
+                yield subject("ollama", server.url, "qwen3:latest", "qwen3", server)
 
 
-def subject(provider: str, url: str, model: str, other_name: str) -> Subject:
+def subject(provider: str, url: str, model: str, other_name: str, fake: FakeServer | None) -> Subject:
     config = RuntimeConfig(name="r", provider="llamacpp" if provider == "llamacpp" else "ollama", url=url)
-    return Subject(build(config), model, other_name)
+    return Subject(build(config), model, other_name, fake)
 
 
 @pytest_asyncio.fixture(params=KINDS)
@@ -61,7 +65,7 @@ async def at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[S
 
 async def ran(at: Subject, task: Task, work: Work, *, model: str | None = None) -> tuple[list[str], JobResult]:
     """The texts of all tokens and the result, with the shape of a run checked."""
-    items = [item async for item in at.provider.run(model or at.model, task, work)]
+    items = [item async for item in at.provider.run(model or at.model, task, work, on_cpu=False)]
     *tokens, done = items
     assert isinstance(done, Done)
     assert all(isinstance(token, Token) for token in tokens)
@@ -168,7 +172,9 @@ async def test_a_model_it_has_not_is_never_answered_by_another(at: Subject) -> N
 
 
 async def test_a_run_that_is_left_early_leaves_the_runtime_usable(at: Subject) -> None:
-    async with aclosing(at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000))) as running:
+    async with aclosing(
+        at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000), on_cpu=False)
+    ) as running:
         async for item in running:
             assert isinstance(item, Token)
             break
@@ -176,6 +182,26 @@ async def test_a_run_that_is_left_early_leaves_the_runtime_usable(at: Subject) -
     _, result = await ran(at, "generate", Work(prompt="y", max_tokens=2))
 
     assert result.text
+
+
+async def test_signs_prove_a_run_that_was_left_to_have_ended_and_not_one_that_goes_on(at: Subject) -> None:
+    await at.provider.load(at.model, on_cpu=False)
+    if at.fake is not None:
+        at.fake.hold = asyncio.Event()
+    async with aclosing(
+        at.provider.run(at.model, "generate", Work(prompt="x", max_tokens=4000), on_cpu=False)
+    ) as running:
+        async for item in running:
+            assert isinstance(item, Token)
+            break
+        during = await at.provider.signs(at.model)
+        proof = StopProof(during)
+        looks = [proof.shown_by(await at.provider.signs(at.model)) for _ in range(3)]
+    async with asyncio.timeout(20):
+        while not proof.shown_by(await at.provider.signs(at.model)):
+            pass
+
+    assert looks == [False, False, False]
 
 
 async def test_runs_at_once_do_not_mix(at: Subject) -> None:

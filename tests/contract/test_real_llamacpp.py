@@ -30,7 +30,7 @@ async def test_its_slot_is_busy_while_a_run_lasts_and_idle_soon_after_the_run_is
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
 
         before = await llama.look()
-        async with aclosing(llama.run("tiny", "generate", LONG)) as running:
+        async with aclosing(llama.run("tiny", "generate", LONG, on_cpu=False)) as running:
             assert isinstance(await anext(running), Token)
             during = await llama.look()
         async with asyncio.timeout(10):
@@ -60,7 +60,7 @@ async def test_a_prompt_longer_than_the_context_is_an_error_in_its_words(tmp_pat
     async with llama_server(tmp_path, extra=("--context", "256")) as server:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
         with pytest.raises(RuntimeFailure) as caught:
-            await anext(llama.run("tiny", "generate", Work(prompt="x" * 2000)))
+            await anext(llama.run("tiny", "generate", Work(prompt="x" * 2000), on_cpu=False))
         await llama.close()
 
     assert caught.value.reason is Reason.RUNTIME_ERROR
@@ -71,7 +71,7 @@ async def test_a_prompt_longer_than_the_context_is_an_error_in_its_words(tmp_pat
 async def test_a_server_that_ends_in_mid_answer_cuts_the_run(tmp_path: Path) -> None:
     async with llama_server(tmp_path, layers=8) as server:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
-        running = llama.run("tiny", "generate", LONG)
+        running = llama.run("tiny", "generate", LONG, on_cpu=False)
         assert isinstance(await anext(running), Token)
 
     with pytest.raises(RuntimeFailure) as caught:
@@ -86,7 +86,10 @@ async def test_the_same_seed_says_the_same(tmp_path: Path) -> None:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
         texts: list[str | None] = []
         for _ in range(2):
-            items = [item async for item in llama.run("tiny", "generate", Work(prompt="x", seed=5, max_tokens=30))]
+            items = [
+                item
+                async for item in llama.run("tiny", "generate", Work(prompt="x", seed=5, max_tokens=30), on_cpu=False)
+            ]
             assert isinstance(items[-1], Done)
             texts.append(items[-1].result.text)
         await llama.close()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 def test_a_submission_prints_its_id_and_the_answer(site: CliSite) -> None:
     ran = site.gpuq("submit", "--model", REAL, "--max-tokens", "3", "Hello")
 
-    job_id, _, answer = ran.out.strip().partition(" ")
+    job_id, answer, *_ = ran.out.replace(";", " ").split()
     assert (ran.code, answer) == (Exit.OK, "accepted")
     assert site.gpuq("result", "--wait", job_id).code == Exit.OK
 
@@ -32,7 +32,8 @@ def test_a_submission_as_json_is_one_document(site: CliSite) -> None:
     ran = site.gpuq("submit", "--model", REAL, "--max-tokens", "3", "Hello", "--json", "--id", "json-1")
 
     assert ran.code == Exit.OK
-    assert {**ran.document, "seq": 0} == {"id": "json-1", "state": "accepted", "seq": 0, "detail": "accepted"}
+    assert (ran.document["id"], ran.document["state"]) == ("json-1", "accepted")
+    assert ran.document["seq"] > 0
 
 
 def test_waiting_prints_the_text_of_the_result_and_nothing_else_on_stdout(site: CliSite) -> None:

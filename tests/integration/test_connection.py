@@ -214,6 +214,36 @@ async def test_a_connection_tries_for_ever_and_tells_each_listener_when_it_is_ba
     await connection.close()
 
 
+async def test_a_reader_that_breaks_closes_the_connection_instead_of_leaving_it_deaf() -> None:
+    """Its process then ends and is started again."""
+
+    async def say_nonsense_when_told(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b'INFO {"server_id":"tests","version":"2.14.0","max_payload":1048576,"headers":true}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"PONG\r\n")
+        await told.wait()
+        writer.write(b"INFO {this is no JSON}\r\n")
+
+    told = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(say_nonsense_when_told, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connection = await connect(NatsSettings(servers=(f"nats://127.0.0.1:{port}",)), name="tests")
+    assert connection.connected
+
+    told.set()
+
+    await asyncio.wait_for(asyncio.shield(connection.closed), WITHIN_S)
+    assert not connection.connected
+    await connection.close()
+    server.close()
+    for writer in writers:
+        writer.close()
+        await writer.wait_closed()
+    await server.wait_closed()
+
+
 async def test_closing_ends_the_connection_for_good_and_can_be_repeated(nats_settings: NatsSettings) -> None:
     connection = await connect(nats_settings, name="tests")
 

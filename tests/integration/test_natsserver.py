@@ -13,6 +13,7 @@ from pathlib import Path
 import nats.errors
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from gpukeeper.cli.credentials import Credentials, CredentialsUnreadable, Login, NoCredentials, load_credentials
 from gpukeeper.cli.natsbinary import find_server
@@ -147,7 +148,19 @@ async def test_a_producer_submits_is_acknowledged_and_deduplicated(site: tuple[C
 
 
 @pytest.mark.parametrize(
-    "subject", ["gpuq.ev.job.a", "gpuq.ev.site", "gpuq.cmd.me", "gpuq.hb.box", "gpuq.submit.a.b", "$JS.API.INFO"]
+    "subject",
+    [
+        "gpuq.ev.job.a",
+        "gpuq.ev.site",
+        "gpuq.cmd.me",
+        "gpuq.hb.box",
+        "gpuq.submit.a.b",
+        "gpuq.ask.other",
+        "gpuq.scheduler.status",
+        "$JS.API.INFO",
+        "$JS.API.CONSUMER.CREATE.GPUQ_LOG",
+        "$SRV.INFO.gpuq-scheduler",
+    ],
 )
 async def test_a_producer_cannot_write_anything_else(site: tuple[Client, Credentials], subject: str) -> None:
     client, credentials = site
@@ -161,7 +174,9 @@ async def test_a_producer_cannot_write_anything_else(site: tuple[Client, Credent
     assert await subjects_in_log(client) == []
 
 
-@pytest.mark.parametrize("subject", [">", "gpuq.ev.>", "gpuq.submit.*", "_INBOX.>", "gpuq.out.*", "$SYS.>"])
+@pytest.mark.parametrize(
+    "subject", [">", "gpuq.ev.>", "gpuq.submit.*", "gpuq.ask.job", "_INBOX.>", "gpuq.out.*", "$SYS.>"]
+)
 async def test_a_producer_cannot_listen_to_anything_but_its_replies(
     site: tuple[Client, Credentials], subject: str
 ) -> None:
@@ -207,6 +222,67 @@ async def test_a_producer_cannot_have_the_server_write_for_it_through_a_reply_su
     await client.flush()
 
     assert await subjects_in_log(client) == ["gpuq.submit.me", "gpuq.submit.me"]
+    assert heard == []
+
+
+@asynccontextmanager
+async def answering(client: Client, answered: asyncio.Event) -> AsyncGenerator[None]:
+    """Whoever asks is answered, whatever reply subject the server hands on."""
+
+    async def answer(message: Msg) -> None:
+        await client.publish(message.reply, b'{"job":"a"}')
+        await client.flush()
+        answered.set()
+
+    subscription = await client.subscribe("gpuq.ask.job", cb=answer)
+    await client.flush()
+    try:
+        yield
+    finally:
+        await subscription.unsubscribe()
+
+
+async def test_a_producer_asks_and_hears_the_answer(site: tuple[Client, Credentials]) -> None:
+    client, credentials = site
+    async with answering(client, asyncio.Event()), connected(credentials.url, credentials.producer) as producer:
+        reply = await producer.request("gpuq.ask.job", b"{}", timeout=5)
+
+    assert reply.data == b'{"job":"a"}'
+
+
+async def test_a_producer_hears_at_once_that_nobody_can_be_asked(site: tuple[Client, Credentials]) -> None:
+    _, credentials = site
+    async with connected(credentials.url, credentials.producer) as producer:
+        with pytest.raises(nats.errors.NoRespondersError):
+            await producer.request("gpuq.ask.job", b"{}", timeout=20)
+
+
+@pytest.mark.parametrize(
+    "reply", ["gpuq.ev.job.a", "gpuq.submit.other", "gpuq.cmd.me", "gpuq.ask.job", "$JS.API.STREAM.INFO.GPUQ_LOG"]
+)
+async def test_a_producer_cannot_have_an_answer_written_through_a_reply_subject(
+    site: tuple[Client, Credentials], reply: str
+) -> None:
+    """An answer is published with the rights of the site: it must go back to the producers' account and no further."""
+    client, credentials = site
+    answered = asyncio.Event()
+    heard: list[str] = []
+
+    async def hear(message: Msg) -> None:
+        if message.data == b'{"job":"a"}':
+            heard.append(message.subject)
+
+    for subject in ("gpuq.>", "$JS.API.>"):
+        await client.subscribe(subject, cb=hear)
+    async with answering(client, answered), connected(credentials.url, credentials.producer) as producer:
+        await producer.publish("gpuq.ask.job", b"{}", reply=reply)
+        await producer.flush()
+        await asyncio.wait_for(answered.wait(), 20)
+        # Stored after the answer, had that been stored.
+        await producer.jetstream().publish("gpuq.submit.me", b"{}")
+    await client.flush()
+
+    assert await subjects_in_log(client) == ["gpuq.submit.me"]
     assert heard == []
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import nats.js.errors
 import pytest
-from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamSource, SubjectTransform
 
 from gpukeeper.events import subjects
 from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.errors import IncompatibleStream, LogUnavailable
 from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.log import Appended, Refused
-from gpukeeper.events.streams import SiteStreams, ensure_site, log_config, problems
+from gpukeeper.events.streams import SiteStreams, beats_config, ensure_site, log_config, problems
 from support.nats import NatsCluster, NatsServer
 from support.records import record
 
@@ -30,7 +30,7 @@ async def settings_of_all(connection: Connection) -> dict[str | None, dict[str, 
 
 
 async def test_a_site_is_set_up_with_every_stream_and_bucket(connection: Connection) -> None:
-    await ensure_site(connection, SiteStreams(log_max_age_s=3_600, log_max_bytes=10_000_000, payload_ttl_s=60))
+    await ensure_site(connection, SiteStreams(beats_max_age_s=3_600, payload_ttl_s=60))
 
     found = await settings_of_all(connection)
     assert sorted(name or "" for name in found) == sorted(ALL)
@@ -40,8 +40,9 @@ async def test_a_site_is_set_up_with_every_stream_and_bucket(connection: Connect
     assert log["allow_direct"] is True
     assert not log["allow_rollup_hdrs"]
     assert log["compression"] == "s2"
-    assert log["max_age"] == 3_600 * 1_000_000_000
-    assert log["max_bytes"] == 10_000_000
+    assert log["max_age"] == 0
+    assert log["max_bytes"] == -1
+    assert found[subjects.BEATS_STREAM]["max_age"] == 3_600 * 1_000_000_000
     assert log["retention"] == "limits"
 
 
@@ -52,7 +53,7 @@ async def test_setting_up_again_changes_nothing(connection: Connection) -> None:
     assert await log.append(record(subjects.SITE, "e1", expected=0)) == Appended(1)
 
     await ensure_site(connection)
-    await ensure_site(connection, SiteStreams(log_max_age_s=60))
+    await ensure_site(connection, SiteStreams(beats_max_age_s=60))
 
     assert await settings_of_all(connection) == before
     assert await log.last_seq() == 1
@@ -85,6 +86,17 @@ def other_log(**changes: Any) -> StreamConfig:
         ({"no_ack": True}, "no_ack is True"),
         ({"subjects": ["gpuq.ev.>"]}, "subjects lacks gpuq.cmd.*, gpuq.submit.*"),
         ({"duplicate_window": 1}, "duplicate_window is 1 s"),
+        ({"max_age": 3_600}, "max_age is 3600"),
+        ({"max_bytes": 1_000_000}, "max_bytes is 1000000"),
+        ({"max_msgs": 100}, "max_msgs is 100"),
+        ({"max_msg_size": 1_000}, "max_msg_size is 1000"),
+        ({"max_consumers": 4}, "max_consumers is 4"),
+        ({"storage": StorageType.MEMORY}, "storage is"),
+        ({"sources": [StreamSource(name="OTHER")]}, "sources is"),
+        (
+            {"subject_transform": SubjectTransform(src="gpuq.cmd.*", dest="gpuq.ev.{{wildcard(1)}}")},
+            "subject_transform",
+        ),
     ],
 )
 async def test_a_log_with_a_setting_that_cannot_work_is_refused_with_that_setting(
@@ -102,9 +114,9 @@ async def test_a_log_with_a_setting_that_cannot_work_is_refused_with_that_settin
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_age": 3_600}, {"max_bytes": 1_000_000}, {"compression": "none"}, {"description": "ours"}, {}],
+    [{"compression": "none"}, {"discard": DiscardPolicy.NEW}, {"allow_direct": False}, {"description": "ours"}, {}],
 )
-async def test_a_log_with_other_limits_or_storage_is_left_as_it_is(
+async def test_a_log_that_differs_in_what_does_not_matter_is_left_as_it_is(
     connection: Connection, changes: dict[str, Any]
 ) -> None:
     await connection.js.add_stream(other_log(**changes))
@@ -113,6 +125,56 @@ async def test_a_log_with_other_limits_or_storage_is_left_as_it_is(
     await ensure_site(connection)
 
     assert (await settings_of_all(connection))[subjects.LOG_STREAM] == before
+
+
+async def test_a_log_that_mirrors_another_stream_is_refused(connection: Connection) -> None:
+    await connection.js.add_stream(StreamConfig(name="OTHER", subjects=["other"]))
+    await connection.js.add_stream(StreamConfig(name=subjects.LOG_STREAM, mirror=StreamSource(name="OTHER")))
+
+    with pytest.raises(IncompatibleStream, match="mirror is"):
+        await ensure_site(connection)
+
+
+async def test_a_log_that_was_sealed_is_refused(connection: Connection) -> None:
+    await ensure_site(connection)
+    await connection.js.update_stream(other_log(sealed=True))
+
+    with pytest.raises(IncompatibleStream, match="sealed is True"):
+        await ensure_site(connection)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"retention": RetentionPolicy.INTEREST}, "retention is"),
+        ({"no_ack": True}, "no_ack is True"),
+        ({"max_msg_size": 1_000}, "max_msg_size is 1000"),
+        ({"max_consumers": 4}, "max_consumers is 4"),
+        ({"sources": [StreamSource(name="OTHER")]}, "sources is"),
+    ],
+)
+async def test_beats_that_could_not_be_written_or_read_are_refused(
+    connection: Connection, changes: dict[str, Any], named: str
+) -> None:
+    await connection.js.add_stream(beats_config(SiteStreams()).evolve(**changes))
+
+    with pytest.raises(IncompatibleStream, match=f"{subjects.BEATS_STREAM}.*{named}"):
+        await ensure_site(connection)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_age": 60}, {"max_bytes": 1_000_000}, {"storage": StorageType.MEMORY}, {"max_msgs_per_subject": 5}],
+)
+async def test_beats_with_limits_of_their_own_are_left_as_they_are(
+    connection: Connection, changes: dict[str, Any]
+) -> None:
+    await connection.js.add_stream(beats_config(SiteStreams()).evolve(**changes))
+    before = (await settings_of_all(connection))[subjects.BEATS_STREAM]
+
+    await ensure_site(connection)
+
+    assert (await settings_of_all(connection))[subjects.BEATS_STREAM] == before
 
 
 async def test_another_stream_on_the_same_subjects_is_named_as_what_is_in_the_way(connection: Connection) -> None:
@@ -207,7 +269,7 @@ async def test_processes_that_want_other_limits_can_set_up_at_once(nats_settings
 
     await asyncio.gather(
         *(
-            ensure_site(connection, SiteStreams(log_max_age_s=n + 3_600, lease_ttl_s=n + 5, payload_ttl_s=n + 60))
+            ensure_site(connection, SiteStreams(beats_max_age_s=n + 3_600, lease_ttl_s=n + 5, payload_ttl_s=n + 60))
             for n, connection in enumerate(connections)
         )
     )

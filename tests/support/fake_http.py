@@ -209,7 +209,7 @@ class FakeServer:
     def _set(self, exchange: Exchange) -> None:
         """``{"pace_s": 0.1, "hold": true, ...}`` sets attributes; a hold that ends lets everything go on."""
         for name, value in exchange.json().items():
-            if name in ("hold", "hold_load"):
+            if name in ("hold", "hold_load", "hold_prompt", "deaf"):
                 held: asyncio.Event | None = getattr(self, name)
                 if held is not None:
                     held.set()

@@ -20,8 +20,8 @@ from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Retention, Site
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.live import Live
+from support.virtual_time import START_NS
 
-START_NS = 1_750_000_000_000_000_000
 CLOCKS = Clocks(
     queue=Clock(limit_s=86_400, source="tests"),
     load=Clock(limit_s=600, source="tests"),
@@ -191,7 +191,7 @@ class History:
         interval_s: float = 5.0,
         stopping: bool = False,
         devices: Sequence[DeviceReading] = (),
-        age_s: float = 0.0,
+        from_before: bool = False,
     ) -> Heartbeat:
         """A heartbeat is heard. Nothing of it is in the log."""
         rows = tuple(ResidentModel(model=model) for model in resident)
@@ -207,7 +207,7 @@ class History:
             runtimes=looks,
             stopping=stopping,
         )
-        self.live.heard(beat, age_s=age_s)
+        self.live.heard(beat, from_before=from_before)
         return beat
 
     def silence(self, seconds: float, *, broker_healthy: bool = True, tick_s: float = 1.0) -> None:

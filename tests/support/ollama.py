@@ -30,12 +30,20 @@ DETAILS = {
 class Loaded:
     """A model that the fake holds."""
 
-    def __init__(self, name: str, size: int, vram: int, options: dict[str, Any], expires_at: datetime) -> None:
+    def __init__(self, name: str, size: int, vram: int, options: dict[str, Any]) -> None:
         self.name = name
         self.size = size
         self.vram = vram
         self.options = options
-        self.expires_at = expires_at
+        self.keep = timedelta(seconds=300)
+        self.requests: set[Exchange] = set()
+        #: None until a first request has ended.
+        self.ends_at: datetime | None = None
+
+    @property
+    def expires_at(self) -> datetime:
+        """What ps shows; before a first request has ended it is made up at each look."""
+        return datetime.now(UTC) + self.keep if self.ends_at is None else self.ends_at
 
 
 class FakeOllama(FakeServer):
@@ -56,6 +64,11 @@ class FakeOllama(FakeServer):
         self.on_vram: Callable[[int], None] | None = None
         #: Set to hold every load until the event is set. A load is given up when its client leaves.
         self.hold_load: asyncio.Event | None = None
+        #: Set to hold every generate and chat before its first token until the event is set: the prompt is being read.
+        #: The server hears of a client that leaves meanwhile, and its runner does not (ollama#11889).
+        self.hold_prompt: asyncio.Event | None = None
+        #: Set to let neither hear of a client that leaves after the first token, until the event is set.
+        self.deaf: asyncio.Event | None = None
         self.load_error: str | None = None
         #: An ``error`` record in mid-stream instead of the second token.
         self.stream_error: str | None = None
@@ -139,8 +152,27 @@ class FakeOllama(FakeServer):
             return
         if not await self._ensure(exchange, name, asked):
             return
-        ahead = FOR_EVER if keep_alive < 0 else timedelta(seconds=keep_alive)
-        self.loaded[name].expires_at = datetime.now(UTC) + ahead
+        held = self.loaded[name]
+        held.keep = FOR_EVER if keep_alive < 0 else timedelta(seconds=keep_alive)
+        held.requests.add(exchange)
+        try:
+            await self._answer(exchange, held, asked, only_load=only_load)
+        finally:
+            self._request_ended(held, exchange)
+
+    def _request_ended(self, held: Loaded, exchange: Exchange) -> None:
+        """The last one to end moves on the time at which the model goes."""
+        if exchange not in held.requests:
+            return
+        held.requests.remove(exchange)
+        if held.requests:
+            return
+        held.ends_at = datetime.now(UTC) + held.keep
+        if not held.keep and self.loaded.get(held.name) is held:
+            del self.loaded[held.name]
+            self._tell_vram()
+
+    async def _answer(self, exchange: Exchange, held: Loaded, asked: dict[str, Any], *, only_load: bool) -> None:
         if only_load:
             exchange.respond_json({**_head(asked), "response": "", "done": True, "done_reason": "load"})
         elif exchange.path == "/api/embed":
@@ -149,7 +181,7 @@ class FakeOllama(FakeServer):
             rows = [[float(len(text)), 1.0] for text in inputs]
             exchange.respond_json({"model": asked["model"], "embeddings": rows, "prompt_eval_count": len(inputs)})
         else:
-            await self._stream(exchange, asked)
+            await self._stream(exchange, held, asked)
 
     async def _ensure(self, exchange: Exchange, name: str, asked: dict[str, Any]) -> bool:
         """Load where the model is not there, or was loaded with other options of the runner."""
@@ -166,7 +198,7 @@ class FakeOllama(FakeServer):
         size = self.installed[name]
         vram = 0 if options.get("num_gpu") == 0 else int(size * self.vram_share)
         self.loads += 1
-        self.loaded[name] = Loaded(name, size, vram, options, datetime.now(UTC))
+        self.loaded[name] = Loaded(name, size, vram, options)
         self._tell_vram()
         return True
 
@@ -174,8 +206,13 @@ class FakeOllama(FakeServer):
         if self.on_vram is not None:
             self.on_vram(sum(one.vram for one in self.loaded.values()))
 
-    async def _stream(self, exchange: Exchange, asked: dict[str, Any]) -> None:
+    async def _stream(self, exchange: Exchange, held: Loaded, asked: dict[str, Any]) -> None:
         lines = self._lines(exchange.path, asked)
+        if self.hold_prompt is not None and await first_of(self.hold_prompt, exchange.gone) is exchange.gone:
+            self._request_ended(held, exchange)
+            await self.hold_prompt.wait()
+            self.aborted += 1
+            return
         if exchange.truncate:
             exchange.respond(b"".join(lines), kind="application/x-ndjson")
             return
@@ -194,6 +231,8 @@ class FakeOllama(FakeServer):
                     exchange.end()
                     return
                 if await self.linger(exchange):
+                    if self.deaf is not None:
+                        await self.deaf.wait()
                     self.aborted += 1
                     return
             exchange.chunk(line)

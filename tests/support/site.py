@@ -36,6 +36,7 @@ from gpukeeper.events.subjects import BEATS_STREAM
 from gpukeeper.projections import snapshot
 from support.nats import free_ports
 from support.parts import Part, children
+from support.rawnats import publish_raw
 from support.wait import until_answered
 from support.watch import WITHIN_S, Watch
 
@@ -346,6 +347,11 @@ class Site:
     async def run(self, job: object) -> Fact:
         """Submit, and wait for the end."""
         return await self.watch.end(await self.submit(job))
+
+    async def publish_raw(self, subject: bytes, body: bytes, *, headers: bytes | None = None) -> None:
+        """Publish what no client library would, over the server that :meth:`open` was given."""
+        assert self._settings is not None
+        await publish_raw(self._settings, subject, body, headers=headers)
 
     async def send_many(self, count: int, *, model: str = "fake", first: int = 0) -> list[Sent]:
         """Submit ``count`` jobs one after another, each with a prompt of its own, whatever becomes of the log."""

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, cast
 
 P = ParamSpec("P")
 
-#: Where the clock of a test begins: some second of the year 2025.
-START_S = 1_750_000_000
+#: What a server's clock says when a loop begins, whose own clock begins at 0: some second of the year 2025.
+START_NS = 1_750_000_000_000_000_000
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -40,14 +40,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        # A timer is due when the clock is this close to it: finer than a float tells apart would never be reached.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
-        return START_S + self._jumping.passed_s
+        return self._jumping.passed_s
 
 
 def now_ns() -> int:
     """The loop's clock, as a server's clock of nanoseconds."""
-    return int(asyncio.get_running_loop().time() * 1e9)
+    return START_NS + int(asyncio.get_running_loop().time() * 1e9)
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

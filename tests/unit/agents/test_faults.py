@@ -42,7 +42,7 @@ class Pair:
         self.provider = provider
 
     async def run(self, task: Task) -> None:
-        async for _ in self.provider.run("m:8b", task, WORK[task]):
+        async for _ in self.provider.run("m:8b", task, WORK[task], on_cpu=False):
             pass
 
 
@@ -98,7 +98,7 @@ async def test_a_stream_that_is_cut_yields_what_came_and_then_fails(
     seen: list[object] = []
 
     async def collect() -> None:
-        async for item in pair.provider.run("m:8b", task, WORK[task]):
+        async for item in pair.provider.run("m:8b", task, WORK[task], on_cpu=False):
             seen.append(item)  # noqa: PERF401 (what came before the failure is wanted)
 
     with pytest.raises(RuntimeFailure) as caught:
@@ -193,7 +193,7 @@ async def test_leaving_a_stream_closes_its_connection(pairs: dict[str, Pair], pr
     pair = pairs[provider]
     pair.server.hold = asyncio.Event()
 
-    async with asyncio.timeout(5), aclosing(pair.provider.run("m:8b", task, WORK[task])) as running:
+    async with asyncio.timeout(5), aclosing(pair.provider.run("m:8b", task, WORK[task], on_cpu=False)) as running:
         async for item in running:
             assert isinstance(item, Token)
             break
@@ -231,7 +231,7 @@ async def test_a_runtime_that_is_not_there_is_unreachable(provider: str) -> None
     found = build(config)
 
     with pytest.raises(RuntimeFailure) as caught:
-        async for _ in found.run("m:8b", "generate", WORK["generate"]):
+        async for _ in found.run("m:8b", "generate", WORK["generate"], on_cpu=False):
             pass
     await found.close()
 

@@ -181,7 +181,7 @@ async def test_a_runtime_that_closes_idle_connections_never_sees_a_payload_twice
         provider = build(RuntimeConfig(name="l", provider="llamacpp", url=fake.url))
 
         async def job() -> None:
-            async for _ in provider.run("fake", "generate", Work(prompt="x")):
+            async for _ in provider.run("fake", "generate", Work(prompt="x"), on_cpu=False):
                 pass
 
         for _ in range(3):

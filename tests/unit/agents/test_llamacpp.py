@@ -33,7 +33,7 @@ async def llama(fake: FakeLlamaCpp) -> AsyncGenerator[LlamaCpp]:
 
 
 async def result_of(llama: LlamaCpp, work: Work, task: Any = "generate") -> JobResult:
-    items = [item async for item in llama.run("tiny", task, work)]
+    items = [item async for item in llama.run("tiny", task, work, on_cpu=False)]
     assert isinstance(items[-1], Done)
     return items[-1].result
 
@@ -112,7 +112,7 @@ async def test_a_server_that_is_still_loading_holds_nothing_known(fake: FakeLlam
 
 async def test_it_never_passes_off_another_model_as_the_one_that_was_asked(fake: FakeLlamaCpp, llama: LlamaCpp) -> None:
     with pytest.raises(RuntimeFailure) as caught:
-        async for _ in llama.run("qwen3", "generate", Work(prompt="x")):
+        async for _ in llama.run("qwen3", "generate", Work(prompt="x"), on_cpu=False):
             pass
 
     assert caught.value.reason is Reason.RUNTIME_BAD_REPLY
@@ -165,7 +165,7 @@ async def test_lines_end_at_line_feeds_only() -> None:
     async with FakeLlamaCpp(model="tiny", words=words) as fake:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=fake.url))
 
-        items = [item async for item in llama.run("tiny", "generate", Work(prompt="x"))]
+        items = [item async for item in llama.run("tiny", "generate", Work(prompt="x"), on_cpu=False)]
         await llama.close()
 
     assert [item.text for item in items if isinstance(item, Token)] == list(words)

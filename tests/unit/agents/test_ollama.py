@@ -44,8 +44,8 @@ def parsed(*rows: dict[str, Any]) -> tuple[ResidentModel, ...]:
     return wire.resident(wire.ps_decoder.decode(msgspec.json.encode({"models": rows})), NOW)
 
 
-async def result_of(ollama: Ollama, work: Work, task: Any = "generate") -> JobResult:
-    items = [item async for item in ollama.run("m:8b", task, work)]
+async def result_of(ollama: Ollama, work: Work, task: Any = "generate", *, on_cpu: bool = False) -> JobResult:
+    items = [item async for item in ollama.run("m:8b", task, work, on_cpu=on_cpu)]
     assert isinstance(items[-1], Done)
     return items[-1].result
 
@@ -207,13 +207,21 @@ async def test_a_load_for_the_cpu_puts_nothing_into_vram_and_the_run_keeps_it_so
     fake: FakeOllama, ollama: Ollama
 ) -> None:
     await ollama.load("m:8b", on_cpu=True)
-    await result_of(ollama, Work(prompt="x"))
+    await result_of(ollama, Work(prompt="x"), on_cpu=True)
 
     reading = await ollama.look()
     row = ollama.find(reading, "m:8b")
     assert row is not None
     assert row.vram_bytes == 0
     assert fake.loads == 1
+
+
+async def test_a_run_goes_where_it_is_told_whatever_was_loaded_for_others(fake: FakeOllama, ollama: Ollama) -> None:
+    """Somebody else has loaded the model into VRAM since it was loaded for the CPU here, and that was verified."""
+    await ollama.load("m:8b", on_cpu=True)
+    await result_of(ollama, Work(prompt="x"), on_cpu=False)
+
+    assert "options" not in fake.bodies[-1][1]
 
 
 async def test_a_load_with_the_options_of_the_job_is_the_only_load(fake: FakeOllama, ollama: Ollama) -> None:
@@ -240,7 +248,7 @@ async def test_a_load_never_asks_to_unload(fake: FakeOllama, keep_alive_s: int, 
 
 
 async def test_a_pinned_model_is_read_as_pinned(fake: FakeOllama, ollama: Ollama) -> None:
-    async for _ in ollama.run("m:8b", "generate", Work(prompt="x"), keep_alive_s=-1):
+    async for _ in ollama.run("m:8b", "generate", Work(prompt="x"), keep_alive_s=-1, on_cpu=False):
         pass
 
     reading = await ollama.look()
@@ -276,7 +284,7 @@ async def test_lines_end_at_line_feeds_only() -> None:
     async with FakeOllama(words=words) as fake:
         ollama = Ollama(RuntimeConfig(name="o", provider="ollama", url=fake.url))
 
-        items = [item async for item in ollama.run("m:8b", "generate", Work(prompt="x"))]
+        items = [item async for item in ollama.run("m:8b", "generate", Work(prompt="x"), on_cpu=False)]
         await ollama.close()
 
     assert [item.text for item in items if isinstance(item, Token)] == list(words)
@@ -351,7 +359,7 @@ async def test_thinking_is_progress_but_not_text(fake: FakeOllama, ollama: Ollam
     fake.faults["/api/chat"] = Fault("status", status=200, body=body)
     chat = Work(messages=[ChatMessage(role="user", content="?")])
 
-    items = [item async for item in ollama.run("m:8b", "chat", chat)]
+    items = [item async for item in ollama.run("m:8b", "chat", chat, on_cpu=False)]
 
     assert [item.text for item in items if isinstance(item, Token)] == ["", "yes"]
     assert isinstance(items[-1], Done)

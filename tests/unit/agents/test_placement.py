@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,13 @@ def card(used_mb: int | None, **fields: Any) -> DeviceReading:
     return DeviceReading(device="GPU-1", read_at="2026-11-29T12:00:00Z", **shown)
 
 
+def cards(*used_mb: int | None, **fields: Any) -> list[DeviceReading]:
+    """GPU-1, GPU-2 and so on, of which the first was claimed."""
+    return [
+        msgspec.structs.replace(card(used, **fields), device=f"GPU-{number}") for number, used in enumerate(used_mb, 1)
+    ]
+
+
 def row(size: int | None = SIZE, vram: int | None = SIZE, **fields: Any) -> ResidentModel:
     return ResidentModel(model="m:8b", size_bytes=size, vram_bytes=vram, **fields)
 
@@ -36,7 +45,16 @@ def judged(resident: ResidentModel | None = None, **changed: Any) -> Verdict:
         "was_resident": False,
         "min_ratio": 0.99,
     }
-    return judge(**{**arguments, **changed})
+    asked = {**arguments, **changed}
+    asked |= {"before": readings(asked["before"]), "after": readings(asked["after"])}
+    return judge(**asked)
+
+
+def readings(shown: DeviceReading | Sequence[DeviceReading] | None) -> Sequence[DeviceReading]:
+    """One reading, several, or none."""
+    if shown is None:
+        return ()
+    return (shown,) if isinstance(shown, DeviceReading) else shown
 
 
 def test_a_model_in_vram_that_the_device_shows_passes() -> None:
@@ -147,8 +165,8 @@ def test_a_model_that_is_not_listed_after_its_load_is_unknown() -> None:
         intended="gpu",
         model="m",
         resident=None,
-        before=card(1),
-        after=card(1),
+        before=[card(1)],
+        after=[card(1)],
         was_resident=False,
         min_ratio=0.99,
     )
@@ -239,6 +257,47 @@ def test_the_size_from_the_catalogue_stands_for_one_that_the_row_has_not() -> No
     assert judged(row(size=None), model_bytes=SIZE).passed
 
 
+# --- a runtime that may use several devices
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((300, 300), (300, 300 + SIZE_MB)),
+        ((300, 300), (300 + SIZE_MB // 2, 300 + SIZE_MB // 2)),
+        ((300, 9000), (300 + SIZE_MB, 300)),
+    ],
+)
+def test_a_model_may_sit_on_any_device_of_its_runtime(before: tuple[int, int], after: tuple[int, int]) -> None:
+    verdict = judged(before=cards(*before), after=cards(*after))
+
+    assert verdict.passed
+    assert verdict.devices_read == ("GPU-1", "GPU-2")
+    assert f"GPU-2 went from {before[1]} MB to {after[1]} MB in use" in verdict.detail
+    assert (verdict.device_before_mb, verdict.device_after_mb) == (sum(before), sum(after))
+
+
+def test_a_model_that_was_resident_may_be_in_use_on_any_device_of_its_runtime() -> None:
+    assert judged(was_resident=True, before=(), after=cards(300, SIZE_MB)).passed
+    assert judged(was_resident=True, before=(), after=cards(300, 300)).reason is Reason.PLACEMENT_DISPUTED
+
+
+def test_c4_when_no_device_of_the_runtime_moved_the_runtime_is_disputed() -> None:
+    verdict = judged(before=cards(3, 3), after=cards(3, 3))
+
+    assert verdict.reason is Reason.PLACEMENT_DISPUTED
+    assert "GPU-1 went from 3 MB to 3 MB in use, GPU-2 went from 3 MB to 3 MB in use" in verdict.detail
+
+
+def test_what_could_not_be_read_may_hold_the_model_and_disputes_nothing() -> None:
+    verdict = judged(before=cards(3, 3), after=cards(3, None, error="GPU is lost"))
+
+    assert verdict.reason is Reason.PLACEMENT_UNKNOWN
+    assert "GPU-2 was not read after the load (GPU is lost)" in verdict.detail
+    assert verdict.devices_read == ("GPU-1",)
+    assert judged(before=cards(3, None), after=cards(3 + SIZE_MB, None)).passed
+
+
 FIGURES = st.none() | st.sampled_from([0, 1, SIZE, SIZE - 1, 2 * SIZE, -1]) | st.integers(-(2**40), 2**40)
 MEGABYTES = st.none() | st.sampled_from([0, 3, SIZE_MB, 2 * SIZE_MB]) | st.integers(0, 10**6)
 
@@ -292,8 +351,8 @@ def test_it_never_passes_with_a_missing_or_contradictory_figure(
         residency_known=known,
         reports_vram=reports,
         model_bytes=model_bytes,
-        before=before,
-        after=after,
+        before=readings(before),
+        after=readings(after),
         was_resident=was,
         process_use_mb=process,
         min_ratio=ratio,

@@ -70,7 +70,7 @@ def test_help_and_shell_completion_import_nothing_heavy() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
 
-    assert set(done.stdout.split()) & {"nats", "rich", "structlog", "msgspec", "httpx", "numpy", "pynvml"} == set()
+    assert set(done.stdout.split()) & {"nats", "rich", "structlog", "msgspec", "aiohttp", "numpy", "pynvml"} == set()
 
 
 def test_the_program_is_a_process_with_the_exit_code_and_shows_what_a_terminal_cannot_as_escapes() -> None:

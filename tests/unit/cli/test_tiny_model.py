@@ -34,7 +34,7 @@ async def test_it_speaks_in_words_and_says_no_more_than_it_is_asked(tmp_path: Pa
     async with llama_server(tmp_path) as server:
         llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
         work = Work(prompt="Hello", max_tokens=60, temperature=10, options={"top_k": 0, "top_p": 1, "min_p": 0})
-        items = [item async for item in llama.run("tiny", "generate", work)]
+        items = [item async for item in llama.run("tiny", "generate", work, on_cpu=False)]
         await llama.close()
 
     done = items[-1]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpukeeper.events import job
 from gpukeeper.events.catalog import FACTS
-from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable, decode, encode, encode_fact, event_id_of
+from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable, decode, encode, event_id_of
 from gpukeeper.events.fact import Fact
+from gpukeeper.events.ids import is_token
 from gpukeeper.events.log import Stored
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.upcasters import Step, upcast
@@ -84,7 +85,7 @@ def test_a_reason_of_a_newer_version_is_carried_as_its_code() -> None:
     assert isinstance(event.data, job.Unroutable)
     assert event.data.reason == "solar_flare"
     assert event.data.reason not in list(Reason)
-    assert msgspec.json.decode(encode_fact(event.data))["reason"] == "solar_flare"
+    assert msgspec.json.decode(msgspec.json.encode(event.data))["reason"] == "solar_flare"
 
 
 @pytest.mark.parametrize(
@@ -185,3 +186,13 @@ def test_steps_that_go_round_in_circles_are_an_error() -> None:
     with pytest.raises(ValueError, match="do not end"):
         upcast("a", {}, circle)
     assert isinstance(decode(stored(enveloped("a", {})), circle).data, Unreadable)
+
+
+@pytest.mark.parametrize("name", ["\ufffd", "\x1b[31mred", "a\x0bb", "*", ">", "x" * 65])
+def test_a_producer_with_an_impossible_name_is_marked_and_its_name_is_cleaned(name: str) -> None:
+    data = decode(stored(b"{}", subject=f"gpuq.submit.{name}")).data
+
+    assert isinstance(data, Submitted)
+    assert data.misnamed
+    assert data.raw == b"{}"
+    assert is_token(data.producer)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpukeeper.events.codec import Event
-from gpukeeper.events.ids import job_id_at
+from gpukeeper.events.ids import is_token, job_id_at
 from gpukeeper.events.job import Accepted, Rejected, Resubmitted
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
@@ -183,6 +183,22 @@ def test_what_is_malformed_is_refused_with_the_field(h: History, raw: bytes, pat
     assert [problem.path for problem in fact.problems] == [path]
     assert fact.job == job_id_at(seq, h.at_ns)
     assert (proposal.subject, proposal.expected) == (f"gpuq.ev.job.{fact.job}", 0)
+
+
+@pytest.mark.parametrize("name", ["\ufffd", "\x1b[31mweb", "*", "w" * 3_900])
+def test_a_producer_with_an_impossible_name_is_told_so_under_its_cleaned_name(h: History, name: str) -> None:
+    seq = h.submitted(producer=name, id="a")
+    proposal = answer(h)
+
+    fact = proposal.fact
+    assert isinstance(fact, Rejected)
+    assert (fact.reason, fact.submission_seq) == (Reason.INVALID, seq)
+    assert [problem.path for problem in fact.problems] == ["producer"]
+    assert is_token(fact.producer)
+    assert proposal.actor == fact.producer
+    assert is_token(fact.job)
+    h.proposed(proposal)
+    assert not h.site.submissions
 
 
 @pytest.mark.parametrize(

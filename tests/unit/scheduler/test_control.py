@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gpukeeper.events.ids import TOKEN_RULE, is_token
 from gpukeeper.events.job import Cancelled, CancelRequested, Expired
+from gpukeeper.events.operator import Cancel
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.site import CommandRefused
@@ -153,6 +155,26 @@ def test_a_command_that_is_none_is_refused_in_words(h: History, body: bytes, wor
     assert h.job("a").phase is Phase.WAITING
 
 
+@pytest.mark.parametrize("name", ["\ufffd", "\x1b[31mmo", "*", "m" * 3_900])
+def test_a_command_of_an_actor_with_an_impossible_name_is_refused_and_the_name_is_cleaned(
+    h: History, name: str
+) -> None:
+    h.accepted("a")
+    seq = h.fact(Cancel(job="a"), subject=f"gpuq.cmd.{name}")
+    proposal = answer(h)
+
+    fact = proposal.fact
+    assert isinstance(fact, CommandRefused)
+    assert (fact.reason, fact.command_seq, fact.job) == (Reason.INVALID_COMMAND, seq, None)
+    assert is_token(fact.actor)
+    assert proposal.actor == fact.actor
+    assert TOKEN_RULE in fact.detail
+    assert "\x1b" not in fact.detail
+    h.proposed(proposal)
+    assert h.job("a").phase is Phase.WAITING
+    assert not h.site.commands
+
+
 def test_two_commands_for_one_job_are_answered_one_after_the_other(h: History) -> None:
     h.accepted("a")
     h.accepted("b")
@@ -236,6 +258,30 @@ def test_a_job_that_had_run_and_is_back_has_its_whole_time_in_the_queue_again(h:
 
     h.after(60)
     assert [fact.elapsed_s for fact in expired(h)] == [60.0]
+
+
+GIVEN_BACK: dict[str, Deed] = {
+    "waiting": lambda h: (h.is_running("a"), h.cancel_requested("a", command_seq=77), h.preempted("a")),
+    "routed": lambda h: (h.is_running("a"), h.cancel_requested("a", command_seq=77), h.preempted("a"), h.routed("a")),
+}
+
+
+@pytest.mark.parametrize("bring", GIVEN_BACK.values(), ids=GIVEN_BACK)
+def test_a_job_that_was_given_back_though_its_end_was_promised_is_ended(h: History, bring: Deed) -> None:
+    bring(h)
+    (proposal,) = decide_expiries(h.site, h.now_s)
+
+    assert proposal.fact == Cancelled(job="a", actor="op", reason="enough", command_seq=77)
+    assert (proposal.subject, proposal.expected, proposal.actor) == ("gpuq.ev.job.a", h.job("a").seq, "op")
+    h.proposed(proposal)
+    assert h.job("a").phase is Phase.CANCELLED
+
+
+def test_whoever_executes_a_job_keeps_the_promise_of_its_end(h: History) -> None:
+    h.is_running("a")
+    h.cancel_requested("a")
+
+    assert decide_expiries(h.site, h.now_s) == []
 
 
 def test_no_more_jobs_expire_in_one_look_than_asked_for(h: History) -> None:

@@ -81,6 +81,16 @@ def test_a_job_that_was_sent_is_not_sent_again(h: History) -> None:
     assert routes(h) == []
 
 
+def test_a_job_whose_end_was_promised_goes_nowhere_and_lets_others_pass(h: History) -> None:
+    h.is_running("a")
+    h.cancel_requested("a")
+    h.preempted("a")
+    h.released("a")
+    h.accepted("b")
+
+    assert list(sent(h)) == ["b"]
+
+
 def test_candidates_are_shown_best_first_and_bounded(h: History) -> None:
     for number in range(30):
         h.joined(f"x{number}", models=("m",) if number % 2 else ("other",))
@@ -321,7 +331,7 @@ def test_a_host_that_joined_and_was_never_heard_is_not_chosen() -> None:
 def test_a_heartbeat_from_before_the_observer_listened_is_no_sign_of_life() -> None:
     """A scheduler that starts is handed the last heartbeat there is, however old."""
     h = two_hosts()
-    h.beat("h1", age_s=3600)
+    h.beat("h1", from_before=True)
     h.accepted("a", origin="h1")
     assert sent(h) == {"a": "h2/g0"}
 

@@ -54,8 +54,8 @@ async def test_a_fake_in_another_process_takes_faults_and_counts(
             assert taken.status == 200
 
         with pytest.raises(RuntimeFailure) as caught:
-            await anext(runtime.run(model, "generate", Work(prompt="x")))
-        items = [item async for item in runtime.run(model, "generate", Work(prompt="x"))]
+            await anext(runtime.run(model, "generate", Work(prompt="x"), on_cpu=False))
+        items = [item async for item in runtime.run(model, "generate", Work(prompt="x"), on_cpu=False)]
         async with control.get("/_fake/counters") as answer:
             counters = await answer.json()
         await runtime.close()

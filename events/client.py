@@ -1,0 +1,163 @@
+"""The NATS client that every connection uses: nothing that another program publishes can stop it from reading.
+
+The server stores subjects of any bytes but blanks, and headers of any bytes at all. The library's own reader breaks on
+some of them and then stays "connected" and deaf; since the log is never deleted from, the same message would break it
+again after every restart. So messages are read here in a way that has no failing case, and a reader that ends for any
+other reason closes the connection: its process ends and is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
+
+_log = structlog.get_logger("gpukeeper.client")
+
+_CRLF = b"\r\n"
+#: A control line beyond this is no line of the protocol: the server's own limit is 4 KiB, its INFO may be longer.
+_LINE_BYTES_MAX = 1_048_576
+#: How long a connection whose reader is gone may take to close.
+_CLOSE_S = 2.0
+
+
+class TotalParser(Parser):
+    """Reads the server's half of the protocol. Words are kept apart by spaces and tabs, as the server sees it.
+
+    The library's own parser also takes a form feed or a vertical tab for a blank; the server lets both into subjects.
+    """
+
+    nc: Any
+    buf: bytearray
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what arrived and hand on every message that is whole.
+
+        Raises:
+            ProtocolError: a line is not one of the protocol.
+        """
+        self.buf.extend(data)
+        while self.buf:
+            if self.state == AWAITING_MSG_PAYLOAD:
+                if len(self.buf) < self.needed + len(_CRLF):
+                    return
+                await self._take_message()
+                continue
+            end = self.buf.find(_CRLF)
+            if end < 0:
+                if len(self.buf) > _LINE_BYTES_MAX:
+                    raise nats.errors.ProtocolError(f"nats: a line of more than {_LINE_BYTES_MAX} bytes")
+                return
+            line = bytes(self.buf[:end])
+            del self.buf[: end + len(_CRLF)]
+            await self._take_line(line)
+
+    async def _take_message(self) -> None:
+        headers = bytes(self.buf[: self.header_needed])
+        body = bytes(self.buf[self.header_needed : self.needed])
+        del self.buf[: self.needed + len(_CRLF)]
+        self.state = AWAITING_CONTROL_LINE
+        await self.nc._process_msg(self.msg_arg["sid"], self.msg_arg["subject"], self.msg_arg["reply"], body, headers)
+
+    async def _take_line(self, line: bytes) -> None:
+        word, _, rest = line.partition(b" ")
+        if word == b"MSG":
+            self._expect(rest, sizes=1)
+        elif word == b"HMSG":
+            self._expect(rest, sizes=2)
+        elif word == b"PING":
+            await self.nc._process_ping()
+        elif word == b"PONG":
+            await self.nc._process_pong()
+        elif word == b"-ERR":
+            await self.nc._process_err(rest.strip().decode(errors="replace").lower())
+        elif word == b"INFO":
+            await self.nc._process_info(json.loads(rest))
+        elif word != b"+OK":
+            raise nats.errors.ProtocolError("nats: unknown protocol")
+
+    def _expect(self, arguments: bytes, *, sizes: int) -> None:
+        """``<subject> <sid> [reply] [header bytes] <all bytes>``"""
+        words = arguments.replace(b"\t", b" ").split(b" ")
+        if b"" in words:
+            words = [word for word in words if word]
+        try:
+            sid, whole = int(words[1]), int(words[-1])
+            headers = int(words[-2]) if sizes == 2 else 0
+        except (IndexError, ValueError) as error:
+            raise nats.errors.ProtocolError("nats: malformed message") from error
+        if len(words) not in (sizes + 2, sizes + 3) or not 0 <= headers <= whole:
+            raise nats.errors.ProtocolError("nats: malformed message")
+        self.msg_arg = {"subject": words[0], "sid": sid, "reply": words[2] if len(words) == sizes + 3 else b""}
+        self.header_needed, self.needed = headers, whole
+        self.state = AWAITING_MSG_PAYLOAD
+
+
+class LogClient(Client):
+    """A client that no message can break, and that is closed rather than deaf.
+
+    Args:
+        require_tls: never send the credentials without TLS.
+    """
+
+    def __init__(self, *, require_tls: bool = False) -> None:
+        super().__init__()
+        self._ps = TotalParser(self)
+        self._require_tls = require_tls
+
+    def _connect_command(self) -> bytes:
+        if self._require_tls and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not use TLS, but the settings say it must")
+        return super()._connect_command()
+
+    async def _process_headers(self, headers: Any) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (LookupError, ValueError) as error:
+            # Whoever published them wrote no header block; the body behind it may still be good.
+            _log.debug("headers_unreadable", error=repr(error))
+            return None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return self.msg_class(
+            subject=subject.decode(errors="replace"),
+            reply=reply.decode(errors="replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _read_loop(self) -> None:
+        # It returns instead of raising, whatever happened; only with a lost connection is there another one to come.
+        await super()._read_loop()
+        task = asyncio.current_task()
+        if self.is_connected and task is self._reading_task and task is not None and not task.cancelling():
+            await self._end("its reader ended")
+
+    async def _attempt_reconnect(self) -> None:
+        reconnecting: Coroutine[Any, Any, None] = super()._attempt_reconnect()
+        try:
+            await reconnecting
+        except Exception as error:
+            await self._end(f"it cannot connect again: {error!r}")
+            raise
+
+    async def _end(self, why: str) -> None:
+        """Close for good, and tell so even where closing does not come to its end."""
+        _log.error("nats_client_broke", why=why)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._close(Client.CLOSED)
+        finally:
+            if self._closed_cb is not None:
+                await self._closed_cb()

@@ -48,6 +48,8 @@ async def test_a_kill_loses_nothing_and_runs_nothing_twice(tmp_path: Path, victi
         else:
             os.kill(site.child_of_up(up, victim), signal.SIGKILL)
         sent = await sending
+        # A job for the parts that came back: where the kill came last, nothing else would wait for them.
+        sent.append(await site.send_patiently("the last"))
 
         await site.all_ended(sent)
         await site.check(sent)

@@ -362,6 +362,13 @@ class Site:
             sent.append(Sent(prompt, await self.publish("gpuq.submit.tests", body, msg_id=f"tests-{number}")))
         return sent
 
+    async def send_patiently(self, prompt: str, *, model: str = "fake") -> Sent:
+        """Submit one job, again and again until it is acknowledged: the message id makes it one."""
+        body = json.dumps({"model": model, "prompt": prompt}).encode()
+        subject, msg_id = "gpuq.submit.tests", f"tests-{prompt}"
+        seq = await until_answered(lambda: self.publish(subject, body, msg_id=msg_id), "the log takes a submission")
+        return Sent(prompt, seq)
+
     async def command(
         self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough", command_id: str | None = None
     ) -> int:

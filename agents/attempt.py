@@ -208,6 +208,8 @@ class Attempt:
             boot_id=self.room.boot_id,
             instance_id=self.room.instance_id,
         )
+        if not self.room.speaks_for_host():
+            return False
         seq = await self.slot.subject.append_once(fact, job=self.route.job)
         if seq is None:
             return False

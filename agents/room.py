@@ -74,6 +74,18 @@ class HostRoom:
         #: Devices whose slots are offered, as they were announced last.
         self._offered: dict[str, Device] = {}
 
+    def may_claim(self, device_id: str) -> bool:
+        """Whether a claim would rest on all that stands on the device's subject, and this agent speaks for the host.
+
+        A sequence alone would not say that another agent has joined, and holds the slot.
+        """
+        folded = self.view.device_seq.get(device_id, 0)
+        return self.speaks_for_host() and folded >= self.device_subject(device_id).foreign_seq
+
+    def speaks_for_host(self) -> bool:
+        """Whether no other agent has joined for this host since, as far as it is folded here."""
+        return self.view.instance_id in ("", self.instance_id)
+
     # --- subjects
 
     def device_subject(self, device_id: str) -> OwnSubject:

@@ -377,6 +377,9 @@ class AgentService:
         for route in tuple(view.routes.values()):
             if route.seq in self._attempts or route.seq in self._claimed:
                 continue
+            if not self.room.may_claim(route.device):
+                # What is not folded yet will wake us when it is.
+                continue
             provider = self._providers.get(route.runtime)
             slot = None if provider is None else self.room.take_slot(route.device)
             if provider is not None and slot is not None:

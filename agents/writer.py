@@ -65,6 +65,8 @@ class OwnSubject:
         self._aggregate = aggregate
         self._lock = asyncio.Lock()
         self.seq = seq
+        #: Up to here others wrote, as far as was found when an append was refused.
+        self.foreign_seq = 0
 
     async def append(self, fact: Fact, *, job: str | None = None, epoch: int | None = None) -> int:
         """Append, whatever others appended in between. Returns the sequence.
@@ -99,7 +101,7 @@ class OwnSubject:
                     self.seq = outcome.seq
                     return outcome.seq
                 last = await patiently(lambda: self._recorder.log.last(self._subject))
-                self.seq = 0 if last is None else last.seq
+                self.seq = self.foreign_seq = 0 if last is None else last.seq
         return None
 
 

@@ -27,6 +27,8 @@ class HostLive(msgspec.Struct):
     beats: int = 0
     #: The last one was sent before this observer listened: evidence of what was, none of life.
     old: bool = False
+    #: When the server stored it.
+    stored_ns: int = 0
     #: Seconds since then in which we could have heard it.
     silent_s: float = 0.0
     #: For each claim's epoch: seconds during which the agent was heard and did not list it.
@@ -64,17 +66,26 @@ class Live:
         """The evidence on ``name``, which is none where it was never heard. For reading only."""
         return self.hosts.get(name) or HostLive()
 
-    def heard(self, beat: Heartbeat, *, from_before: bool = False) -> None:
+    def heard(self, beat: Heartbeat, *, from_before: bool = False, stored_ns: int = 0) -> None:
         """A heartbeat arrived. One ``from_before`` this observer listened is evidence of what was, none of life.
 
-        Its age is not asked for: the clocks of this machine and of the server need not agree.
+        :meth:`began` may find that it was stored just then. This machine's clock is not asked: it need not agree with
+        the server's.
         """
         known = self.hosts.setdefault(beat.host, HostLive())
         known.instance_id = beat.instance_id
         known.beat = beat
         known.beats += 1
         known.old = from_before
+        known.stored_ns = stored_ns
         known.silent_s = 0.0
+
+    def began(self, server_now_ns: int) -> None:
+        """The observer begins to decide, at this time by the server's clock: heartbeats that are recent by it count."""
+        for known in self.hosts.values():
+            if known.old and known.beat is not None:
+                age_s = (server_now_ns - known.stored_ns) / 1e9
+                known.old = age_s > known.beat.interval_s * _FRESH_INTERVALS
 
     def tick(self, elapsed_s: float, *, broker_healthy: bool, claims: Mapping[str, tuple[int, ...]]) -> None:
         """Let ``elapsed_s`` pass. ``claims`` are the epochs that stand in the log, by host.

@@ -166,7 +166,7 @@ class SchedulerService:
         beat = decode(stored).data
         if isinstance(beat, Heartbeat):
             from_before = stored.seq <= self._beats_before
-            self.live.heard(beat, from_before=from_before)
+            self.live.heard(beat, from_before=from_before, stored_ns=stored.stored_ns)
             if not from_before:
                 self._server_ahead_ns = stored.stored_ns - now_ns()
             self._wake_route.set()
@@ -223,6 +223,9 @@ class SchedulerService:
         except WaitTimedOut as error:
             _log.warning("election_not_folded", error=error.message)
             return
+        # The election was stored just now: that is the server's time.
+        self._server_ahead_ns = self.projection.site.stored_ns - now_ns()
+        self.live.began(self.projection.site.stored_ns)
         self.leading.set()
         for wake in (self._wake_accept, self._wake_route, self._wake_control):
             wake.set()

@@ -7,7 +7,7 @@ import pytest
 from gpukeeper.events.device import ClaimLapsed
 from gpukeeper.events.job import Cancelled, Lost, Waiting
 from gpukeeper.events.proposal import Proposal
-from gpukeeper.events.readings import ClaimBeat
+from gpukeeper.events.readings import ClaimBeat, Heartbeat
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.route import Unrouted
 from gpukeeper.projections.job import Phase
@@ -478,3 +478,16 @@ def test_the_same_evidence_gives_the_same_decisions_and_is_left_as_it_was(h: His
     assert decisions() == decisions()
     assert repr(h.live.hosts) == heard
     assert all(decisions())
+
+
+def test_a_heartbeat_from_before_counts_as_life_only_where_it_is_recent_by_the_servers_clock() -> None:
+    live = Live()
+    for host, stored_s in (("recent", 96), ("past", 50)):
+        beat = Heartbeat(host=host, boot_id="b", instance_id="i", sent_at="", interval_s=5.0)
+        live.heard(beat, from_before=True, stored_ns=stored_s * 1_000_000_000)
+    before = [live.is_fresh("recent"), live.is_fresh("past")]
+
+    live.began(100 * 1_000_000_000)
+
+    assert before == [False, False]
+    assert [live.is_fresh("recent"), live.is_fresh("past")] == [True, False]

@@ -256,6 +256,7 @@ async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
         detail = f"the driver did not answer within {DEVICES_ANSWER_S:g} s"
         return [Check(name=name, ok=False, detail=detail, fix="look at `nvidia-smi` and the system's log")]
     fix = "install or repair the driver, or declare the device in [[devices]]"
+    expected = expected or any(device.kind == "gpu" for device in devices)
     fault = False if expected else None
     checks = [Check(name=name, ok=fault, detail=problem, fix=fix) for problem in finder.problems()]
     usable = [device for device in devices if device.unschedulable is None]

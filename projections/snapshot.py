@@ -57,13 +57,17 @@ _NOT_FOLDED = frozenset(
         "events/objects.py",
         "events/services.py",
         "events/streams.py",
+        "events/tasks.py",
         # How events come to be written.
         "events/clock.py",
         "events/proposal.py",
         "events/recorder.py",
+        # How producers ask what became of a job.
+        "events/ask.py",
         # What is derived from the types, or only scheduler and agents read.
         "events/modelnames.py",
         "events/schema.py",
+        "projections/alone.py",
         "projections/hostview.py",
         # When folding begins and ends.
         "projections/runner.py",

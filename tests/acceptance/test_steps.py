@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.events.job import Accepted, Lost, Rejected, Succeeded
-from gpukeeper.events.site import LeaderElected
 from support.nats import NatsServer
 from support.proxy import Mishap, Network, network
 from support.site import DEVICE, HOST, Site, site_in
@@ -103,16 +102,3 @@ async def test_a_scheduler_that_is_cut_off_at_any_step_decides_each_thing_once(
         assert isinstance(end, Succeeded), f"{step}: {end}"
     assert link.cuts == 3
     await site.check()
-
-
-async def test_a_scheduler_whose_election_was_not_recorded_leads_later(site: Site, link: Network) -> None:
-    """It has the lease, and the log takes nothing for a while."""
-    await site.limit_log(full=True)
-    scheduler = site.scheduler()
-    await site.said(scheduler, "election_not_recorded")
-    await site.limit_log(full=False)
-    site.agent()
-    await site.ready()
-
-    assert isinstance(await site.run({"model": "fake", "prompt": "after"}), Succeeded)
-    assert len(site.watch.all(LeaderElected)) == 1

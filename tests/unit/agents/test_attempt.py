@@ -175,8 +175,14 @@ async def test_the_next_claim_rests_on_what_the_lost_one_found() -> None:
     await bench.put(device_facts.Changed(host="h1", device="g0", state="healthy"))
     await first.run()
     bench.room.give_slot(first.slot)
+    unfolded = bench.attempt(first.route)
+    await unfolded.run()
+    bench.room.give_slot(unfolded.slot)
+    # What somebody else wrote there comes back through the log.
+    bench.room.view.device_seq["g0"] = first.slot.subject.seq
     await bench.attempt(first.route).run()
 
+    assert unfolded.epoch == 0, "nothing is claimed on what is not folded yet"
     assert await bench.told() == WHOLE
 
 

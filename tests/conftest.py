@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -49,3 +50,8 @@ async def connection(nats_settings: NatsSettings) -> AsyncIterator[Connection]:
     opened = await connect(nats_settings, name="tests")
     yield opened
     await opened.close()
+
+
+def pytest_configure() -> None:
+    """Started in the background, this process ignores SIGINT, and so would every program that a test interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,11 +17,13 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import Header
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
 _log = structlog.get_logger("gpukeeper.client")
 
 _CRLF = b"\r\n"
+_VERSION = b"NATS/1.0"
 #: A control line beyond this is no line of the protocol: the server's own limit is 4 KiB, its INFO may be longer.
 _LINE_BYTES_MAX = 1_048_576
 #: How long a connection whose reader is gone may take to close.
@@ -100,6 +102,24 @@ class TotalParser(Parser):
         self.state = AWAITING_MSG_PAYLOAD
 
 
+def headers_of(block: bytes) -> dict[str, str] | None:
+    """The headers of a message, and the server's inline status among them; None where the bytes are no header block."""
+    first, *lines = block.split(_CRLF)
+    if not first.startswith(_VERSION):
+        return None
+    found: dict[str, str] = {}
+    status, _, description = first[len(_VERSION) :].strip().partition(b" ")
+    if status.isdigit():
+        found[Header.STATUS.value] = status.decode()
+        if description:
+            found[Header.DESCRIPTION.value] = description.decode(errors="replace")
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if colon:
+            found[name.decode(errors="replace").strip()] = value.decode(errors="replace").strip()
+    return found or None
+
+
 class LogClient(Client):
     """A client that no message can break, and that is closed rather than deaf.
 
@@ -118,12 +138,7 @@ class LogClient(Client):
         return super()._connect_command()
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
-        try:
-            return await super()._process_headers(headers)
-        except (LookupError, ValueError) as error:
-            # Whoever published them wrote no header block; the body behind it may still be good.
-            _log.debug("headers_unreadable", error=repr(error))
-            return None
+        return headers_of(headers) if headers else None
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

@@ -162,7 +162,11 @@ def asyncapi() -> dict[str, Any]:
         "info": {
             "title": "gpukeeper",
             "version": __version__,
-            "description": "Every submission, decision and measurement of a site, as events on NATS JetStream.",
+            "description": (
+                "Every submission, decision and measurement of a site, as events on NATS JetStream. Stored events are "
+                f"CloudEvents in structured mode ({CONTENT_TYPE}). They carry no Content-Type header: every reader "
+                "would have to parse it on every message, and the envelope says the same."
+            ),
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": CONTENT_TYPE,

@@ -19,7 +19,7 @@ class Reason(StrEnum):
     WARM_SLOT = "warm_slot"  #: a slot with the model loaded is about to be free
     DENIED = "denied"  #: the agent's live readings did not allow the job: see its `denied` event
     HANDED_BACK = "handed_back"  #: the agent gave the job back before it had started
-    CLAIM_LAPSED = "claim_lapsed"  #: the claim lapsed before the job had started: it is queued again
+    CLAIM_LAPSED = "claim_lapsed"  #: the claim lapsed before the job had started: queued again, a few times
 
     # --- refusals at submission
     INVALID = "invalid"  #: the submission is malformed: the problems name the fields

@@ -18,6 +18,8 @@ _log = structlog.get_logger("gpukeeper.outputs")
 
 _KEPT_JOBS_MAX = 256
 _KEPT_CHARS_MAX = 4_194_304
+#: Of all jobs together.
+_ALL_CHARS_MAX = 32 * 1024 * 1024
 #: A character takes up to six bytes in JSON, and a message holds 2^20.
 _SERVED_CHARS_MAX = 150_000
 
@@ -59,28 +61,47 @@ _decode_request = msgspec.json.Decoder(OutputRequest).decode
 class Outputs:
     """The texts of this host's recent jobs."""
 
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, publish: Publish, *, all_chars_max: int = _ALL_CHARS_MAX) -> None:
         self._publish_bytes = publish
+        self._all_chars_max = all_chars_max
+        self._all_chars = 0
         #: By job, the oldest first.
         self._buffers: dict[str, _Buffer] = {}
 
     def begin(self, job: str, attempt: int) -> None:
         """A new attempt starts with no text. The oldest texts of jobs that are over are forgotten beyond a limit."""
-        self._buffers.pop(job, None)
+        self._forget(job)
         over = [known for known, buffer in self._buffers.items() if buffer.done]
         for old in over[: max(0, len(self._buffers) + 1 - _KEPT_JOBS_MAX)]:
-            del self._buffers[old]
+            self._forget(old)
         self._buffers[job] = _Buffer(attempt)
 
     async def push(self, job: str, text: str) -> None:
         """Some text was generated."""
         buffer = self._buffers[job]
         chunk = Chunk(job, buffer.attempt, buffer.chars, text)
+        # Once something was left out, what follows is too: a text with a gap would be read as whole.
+        whole = buffer.kept_chars == buffer.chars
         buffer.chars += len(text)
-        if buffer.chars <= _KEPT_CHARS_MAX:
+        if whole and buffer.chars <= _KEPT_CHARS_MAX and self._make_room(len(text)):
             buffer.parts.append(text)
             buffer.kept_chars = buffer.chars
+            self._all_chars += len(text)
         await self._publish(chunk)
+
+    def _make_room(self, chars: int) -> bool:
+        """Forget texts of jobs that are over, the oldest first, until so much more fits; whether it does."""
+        while self._all_chars + chars > self._all_chars_max:
+            over = next((known for known, buffer in self._buffers.items() if buffer.done), None)
+            if over is None:
+                return False
+            self._forget(over)
+        return True
+
+    def _forget(self, job: str) -> None:
+        gone = self._buffers.pop(job, None)
+        if gone is not None:
+            self._all_chars -= gone.kept_chars
 
     async def end(self, job: str, attempt: int) -> None:
         """The attempt is over: viewers stop listening and read the job's end from the log."""

@@ -45,6 +45,8 @@ _log = structlog.get_logger("gpukeeper.agent")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PROBE_S = 1.0
 _FIND_RUNTIMES_EVERY_S = 30.0
+#: A route whose attempt broke before it was claimed is taken up again after this long.
+_TAKE_UP_AGAIN_S = 5.0
 #: Drivers come up late, and slices of a card come and go.
 _FIND_DEVICES_EVERY_S = 60.0
 
@@ -94,6 +96,8 @@ class AgentService:
         self._tasks: dict[asyncio.Task[None], int] = {}
         #: Routes that were claimed and are over, until their claims come back through the log.
         self._claimed: set[int] = set()
+        #: Routes that are left alone for a while.
+        self._left_alone: set[int] = set()
         self._stopping = False
         #: Sequence of our own `joined` fact.
         self._joined_seq = 0
@@ -375,7 +379,7 @@ class AgentService:
         pending = {route.seq for route in view.routes.values()}
         self._claimed &= pending
         for route in tuple(view.routes.values()):
-            if route.seq in self._attempts or route.seq in self._claimed:
+            if route.seq in self._attempts or route.seq in self._claimed or route.seq in self._left_alone:
                 continue
             if not self.room.may_claim(route.device):
                 # What is not folded yet will wake us when it is.
@@ -398,7 +402,19 @@ class AgentService:
             self._claimed.add(attempt.route.seq)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("attempt_broke", job=attempt.route.job, exc_info=error)
+            if not attempt.epoch:
+                self._leave_alone(attempt.route.seq)
         self._dispatch(self.room.view)
+
+    def _leave_alone(self, route_seq: int) -> None:
+        """Try a route no more for a while. The job's queue clock, which runs on, bounds how often that happens."""
+
+        def take_up_again() -> None:
+            self._left_alone.discard(route_seq)
+            self._dispatch(self.room.view)
+
+        self._left_alone.add(route_seq)
+        asyncio.get_running_loop().call_later(_TAKE_UP_AGAIN_S, take_up_again)
 
     def _claim_beats(self) -> list[ClaimBeat]:
         return [beat for attempt in self._attempts.values() if (beat := attempt.beat()) is not None]

@@ -16,7 +16,7 @@ class Reason(StrEnum):
     NO_ROUTE = "no_route"  #: no live host offers what the job asks for: start or repair one
     DENIED = "denied"  #: the agent's live readings did not allow the job: see its `denied` event
     HANDED_BACK = "handed_back"  #: the agent gave the job back before it had started
-    CLAIM_LAPSED = "claim_lapsed"  #: the claim lapsed before the job had started: it is queued again
+    CLAIM_LAPSED = "claim_lapsed"  #: the claim lapsed before the job had started: queued again, a few times
 
     # --- refusals at submission
     INVALID = "invalid"  #: the submission is malformed: the problems name the fields

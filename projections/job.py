@@ -132,6 +132,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     denials: tuple[Denial, ...] = ()
     #: Last sequence of each route subject of this job, by host: what the next route there rests on.
     route_seqs: tuple[RouteSeq, ...] = ()
+    #: Attempts that ended by a lapse before they had started.
+    lapses: int = 0
 
     def route_seq(self, host: str) -> int:
         for known in self.route_seqs:

@@ -329,7 +329,8 @@ class Site:
         if old.phase is Phase.WAITING:
             self._job(fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail)
         elif fact.epoch is not None:
-            self._to_queue(event, fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail)
+            lapses = old.lapses + (fact.reason == Reason.CLAIM_LAPSED)
+            self._to_queue(event, fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail, lapses=lapses)
         # Otherwise it was decided beside a route, on the same sequence: it says why the job waited until then.
 
     def on_routed(self, event: Event, fact: route_facts.Routed) -> None:
@@ -351,7 +352,8 @@ class Site:
         old = self.jobs.get(fact.job)
         if old is None or old.phase is not Phase.ROUTED or old.route is None or old.route.seq != fact.route_seq:
             return
-        self._to_queue(event, fact.job, reason=fact.reason, detail=fact.detail)
+        lapses = old.lapses + (fact.reason == Reason.CLAIM_LAPSED)
+        self._to_queue(event, fact.job, reason=fact.reason, detail=fact.detail, lapses=lapses)
 
     def on_admitted(self, event: Event, fact: job_facts.Admitted) -> None:
         admitted = self._job(

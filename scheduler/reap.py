@@ -14,7 +14,7 @@ from typing import Literal
 from gpukeeper.events import subjects
 from gpukeeper.events.device import ClaimLapsed
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.job import Cancelled, Lost, Waiting
+from gpukeeper.events.job import Cancelled, Failed, Lost, Waiting
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.route import Unrouted
@@ -23,6 +23,9 @@ from gpukeeper.projections.job import Job, Phase
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.live import HostLive, Live
+
+#: How many attempts at a job may end by a lapse before they have started.
+LAPSES_MAX = 5
 
 #: What a direct question to an agent gave: an answer, nobody listening, or nothing in time.
 Probe = Literal["answered", "nobody", "silent"]
@@ -157,8 +160,12 @@ def decide_orphans(site: Site) -> list[Proposal]:
 
 
 def _orphan(job: Job, lapse: Lapse) -> Proposal:
-    """Started: nobody knows how it ended. Not started: it was surely not executed, and is queued again."""
-    if job.phase is Phase.ROUTED:
+    """Started: nobody knows how it ended. Not started: it was surely not executed, and is queued again.
+
+    A job whose agent dies each time before it has started may well be why: it is not queued without end.
+    """
+    too_often = job.phase is not Phase.RUNNING and job.cancel is None and job.lapses + 1 >= LAPSES_MAX
+    if job.phase is Phase.ROUTED and not too_often:
         return _unroute(job, Reason.CLAIM_LAPSED, lapse.detail, lapse.event_id or None)
     fact: Fact
     if job.phase is Phase.RUNNING:
@@ -180,6 +187,15 @@ def _orphan(job: Job, lapse: Lapse) -> Proposal:
             reason=job.cancel.reason,
             command_seq=job.cancel.command_seq,
             epoch=lapse.epoch,
+        )
+    elif too_often:
+        fact = Failed(
+            job=job.id,
+            reason=Reason.CLAIM_LAPSED,
+            detail=f"its claim lapsed {LAPSES_MAX} times before it had started, the last time: {lapse.detail}",
+            epoch=lapse.epoch,
+            attempt=job.attempt,
+            last_beat=lapse.last_beat,
         )
     else:
         fact = Waiting(job=job.id, reason=Reason.CLAIM_LAPSED, detail=lapse.detail, epoch=lapse.epoch)

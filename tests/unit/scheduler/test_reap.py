@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from gpukeeper.events.device import ClaimLapsed
-from gpukeeper.events.job import Cancelled, Lost, Waiting
+from gpukeeper.events.job import Cancelled, Failed, Lost, Waiting
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.readings import ClaimBeat, Heartbeat
 from gpukeeper.events.reasons import Reason
@@ -13,7 +13,7 @@ from gpukeeper.events.route import Unrouted
 from gpukeeper.projections.job import Phase
 from gpukeeper.scheduler.config import SchedulerConfig
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.reap import Probe, decide_lapses, decide_orphans, decide_withdrawals, suspects
+from gpukeeper.scheduler.reap import LAPSES_MAX, Probe, decide_lapses, decide_orphans, decide_withdrawals, suspects
 from support.history import History
 
 TTL_S = 30.0
@@ -452,6 +452,48 @@ def test_a_job_admitted_under_a_claim_that_had_lapsed_is_queued_again(h: History
     h.proposed(orphan(h))
 
     assert list(h.site.queue) == ["a"]
+
+
+@pytest.mark.parametrize("bring", ["admitted", "claimed"])
+def test_a_job_whose_agent_dies_each_time_before_it_has_started_fails_in_the_end(h: History, bring: str) -> None:
+    h.accepted("a")
+
+    def lapse() -> int:
+        h.routed("a")
+        epoch = h.claimed("a")
+        if bring == "admitted":
+            h.admitted("a")
+        h.lapsed("a")
+        return epoch
+
+    for _ in range(LAPSES_MAX - 1):
+        lapse()
+        h.proposed(orphan(h))
+        assert h.job("a").phase is Phase.WAITING
+    epoch = lapse()
+    fact = orphan(h).fact
+
+    assert isinstance(fact, Failed)
+    assert (fact.reason, fact.epoch, fact.attempt) == (Reason.CLAIM_LAPSED, epoch, h.job("a").attempt)
+    assert fact.detail == "its claim lapsed 5 times before it had started, the last time: no heartbeat for 30 s"
+    assert fact.last_beat is not None
+    h.proposed(orphan(h))
+    assert h.job("a").phase is Phase.FAILED
+
+
+def test_denials_are_no_lapses(h: History) -> None:
+    h.accepted("a")
+    for _ in range(LAPSES_MAX + 1):
+        h.routed("a")
+        h.claimed("a")
+        h.denied("a")
+        h.released("a")
+    h.routed("a")
+    h.claimed("a")
+    h.admitted("a")
+    h.lapsed("a")
+
+    assert isinstance(orphan(h).fact, Waiting)
 
 
 # --- purity

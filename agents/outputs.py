@@ -6,6 +6,7 @@ Nothing here is a fact: the result is an event. A viewer that came late or lost 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -71,8 +72,9 @@ class Outputs:
     def begin(self, job: str, attempt: int) -> None:
         """A new attempt starts with no text. The oldest texts of jobs that are over are forgotten beyond a limit."""
         self._forget(job)
-        over = [known for known, buffer in self._buffers.items() if buffer.done]
-        for old in over[: max(0, len(self._buffers) + 1 - _KEPT_JOBS_MAX)]:
+        spare = max(0, len(self._buffers) + 1 - _KEPT_JOBS_MAX)
+        over = (known for known, buffer in self._buffers.items() if buffer.done)
+        for old in tuple(islice(over, spare)):
             self._forget(old)
         self._buffers[job] = _Buffer(attempt)
 

@@ -49,7 +49,7 @@ async def measure_site(folder: Path, *, jobs: int, singles: int, idle_s: float) 
             await _throughput(connection, 200)
             figures = await _first_bytes(connection, port, singles)
             rates: list[tuple[float, float, float, float]] = []
-            for _ in range(3):
+            for _ in range(5):
                 raw = await raw_rate(connection, 4_000, subject="gpuq.ev.raw")
                 await asyncio.sleep(1)
                 rate, events_each = await _throughput(connection, jobs)

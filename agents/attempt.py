@@ -22,7 +22,6 @@ import msgspec
 import structlog
 
 from gpukeeper.agents import endings
-from gpukeeper.agents.admission import Admit, Deny, Need, admit
 from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, SoFar, late_result
 from gpukeeper.agents.placement import Verdict, judge
@@ -30,6 +29,7 @@ from gpukeeper.agents.room import HostRoom, Slot
 from gpukeeper.agents.runtimes.port import Done, Provider, RuntimeFailure, Signs, Token
 from gpukeeper.agents.stopping import NOT_LOADED, StopProof
 from gpukeeper.agents.writer import CancelWanted, HeldJob, NotRecorded, Superseded, patiently
+from gpukeeper.capacity.admission import Admit, Deny, Need, admit
 from gpukeeper.events import job as facts
 from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.device import Claimed, Released

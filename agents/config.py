@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gpukeeper.events.ids import TOKEN_PATTERN
+from gpukeeper.events.spec import Residency
 
 #: After its grace: how long attempts that were stopped may take to end their jobs and give their slots back.
 ABANDON_S = 35.0
@@ -15,6 +16,9 @@ GOODBYE_S = 5.0
 #: From the end of its grace to the end of an agent's process, at most; closing connections and drivers is the rest.
 #: Whoever ends the process by force waits this long first.
 STOP_MARGIN_S = ABANDON_S + GOODBYE_S + 10.0
+
+#: Docker's own rule for the names of containers.
+CONTAINER_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
 
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
@@ -47,8 +51,10 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
 
     name: Token
     provider: Literal["llamacpp", "ollama"]
-    #: Base URL, such as ``http://127.0.0.1:11434``.
-    url: str
+    #: Base URL, such as ``http://127.0.0.1:11434``; empty for runtimes that are reached through their container.
+    url: str = ""
+    #: The Docker container that it runs in, by name: it may be begun, stopped and restarted by operators.
+    container: Annotated[str, msgspec.Meta(pattern=CONTAINER_PATTERN)] | None = None
     #: The devices it runs on, by id; all devices of the host when empty.
     devices: tuple[Token, ...] = ()
     #: The model must sit in VRAM to at least this share before a job may start.
@@ -57,6 +63,21 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     keep_alive_s: Annotated[int, msgspec.Meta(ge=-1, le=2_592_000)] = 300
     #: Let jobs run whose need nobody declared or reported. Unknown is otherwise refused.
     allow_unknown_need: bool = False
+    #: gpukeeper is the only client: where the runtime does not say whether it works, no job of ours there means idle.
+    sole_client: bool = False
+    #: How long it must have been idle without a break before its memory may be taken back; the agent's where None.
+    idle_grace_s: Annotated[float, msgspec.Meta(ge=0, le=2_592_000)] | None = None
+    #: How it lets go of memory, where there is a choice: ``auto`` is the provider's safest, ``none`` forbids it;
+    #: vLLM can sleep (1: weights go to the host's memory, 2: they are dropped); a container can stop or pause.
+    release: Literal["auto", "none", "sleep1", "sleep2", "stop", "pause"] = "auto"
+    #: How long a release may take until the device shows it.
+    release_timeout_s: Seconds = 60.0
+    #: What happens to a model after a job that does not say.
+    residency: Residency = "keep"
+    #: Ask the runtime to refuse rather than to spill to the CPU, where it can be asked (Ollama).
+    refuse_spill: bool = False
+    #: Models that may be fetched when they are missing, as shell patterns (``qwen3:*``); none otherwise.
+    pull: tuple[str, ...] = ()
 
 
 class AgentConfig(Config, frozen=True, kw_only=True):
@@ -75,3 +96,14 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     stop_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
     #: A reading of a device that takes longer is `unknown`.
     reading_timeout_s: Seconds = 5.0
+    #: How long a runtime must have been idle without a break before its memory may be taken back.
+    idle_grace_s: Annotated[float, msgspec.Meta(ge=0, le=2_592_000)] = 300.0
+    #: A fetch must leave this much of the disk free.
+    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0)] = 10_240
+    #: A container that restarts this often within the window is crash-looping.
+    crash_loop_restarts: Annotated[int, msgspec.Meta(ge=2, le=1_000)] = 3
+    crash_loop_window_s: Seconds = 600.0
+
+    def idle_grace_of(self, runtime: RuntimeConfig) -> float:
+        """How long this runtime must have been idle, in seconds."""
+        return self.idle_grace_s if runtime.idle_grace_s is None else runtime.idle_grace_s

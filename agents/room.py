@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpukeeper.agents.admission import Ledger
 from gpukeeper.agents.devices.inventory import Inventory
-from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.looks import FreshLooks
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.processes import listener_pid
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.agents.writer import OwnSubject, patiently
+from gpukeeper.capacity.admission import Ledger
+from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact

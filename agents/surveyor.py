@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from gpukeeper.agents.catalogue import told
 from gpukeeper.agents.config import AgentConfig
-from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.placement import judge
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.agents.writer import NotRecorded
+from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
 from gpukeeper.events.clock import new_id, now_rfc3339
 from gpukeeper.events.codec import encode
@@ -87,6 +87,9 @@ class Surveyor:
                 url=provider.config.url,
                 devices=provider.config.devices,
                 loads_models=provider.loads_models,
+                releases=provider.releases,
+                idle_grace_s=self._config.idle_grace_of(provider.config),
+                container=provider.config.container,
             )
             await self._room.runtime_subject(name).append(registered)
         await self._survey()

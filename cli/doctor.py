@@ -20,9 +20,9 @@ import msgspec
 import nats.errors
 
 from gpukeeper.agents.config import RuntimeConfig
-from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.runtimes.http import RuntimeHttp
 from gpukeeper.agents.runtimes.port import RuntimeFailure
+from gpukeeper.capacity.device import Device
 from gpukeeper.cli.access import nats_settings
 from gpukeeper.cli.configuration import Loaded, load_config
 from gpukeeper.cli.credentials import FILE_NAME, CredentialsUnreadable, NoCredentials

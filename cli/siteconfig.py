@@ -57,6 +57,10 @@ class AgentSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     reading_timeout_s: Seconds = 5.0
     find_devices: bool = True
     find_runtimes: bool = True
+    idle_grace_s: Annotated[float, msgspec.Meta(ge=0, le=2_592_000)] = 300.0
+    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0)] = 10_240
+    crash_loop_restarts: Annotated[int, msgspec.Meta(ge=2, le=1_000)] = 3
+    crash_loop_window_s: Seconds = 600.0
 
 
 class SchedulerSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +215,10 @@ def agent_config(config: SiteConfig, *, machine_name: str) -> AgentConfig:
         heartbeat_s=config.agent.heartbeat_s,
         stop_grace_s=config.agent.stop_grace_s,
         reading_timeout_s=config.agent.reading_timeout_s,
+        idle_grace_s=config.agent.idle_grace_s,
+        pull_leaves_disk_mb=config.agent.pull_leaves_disk_mb,
+        crash_loop_restarts=config.agent.crash_loop_restarts,
+        crash_loop_window_s=config.agent.crash_loop_window_s,
     )
 
 

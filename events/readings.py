@@ -14,18 +14,24 @@ DeviceState = Literal["healthy", "lost", "blocked", "unknown"]
 Activity = Literal["busy", "idle", "unknown"]
 
 
+#: What a runtime can be asked to give back: nothing, one model at a time, or all that it holds.
+Releases = Literal["none", "model", "all"]
+
+
 class ProcessUse(Record, frozen=True, kw_only=True):
     """Memory that one process holds on a device. ``used_mb`` is None where the driver does not tell."""
 
     pid: int
     used_mb: int | None = None
+    #: The container that the process runs in, by name or id, where that is known.
+    container: str | None = None
 
 
 class DeviceReading(Record, frozen=True, kw_only=True):
     """One measurement of one device, in MB of 2^20 bytes."""
 
     device: str
-    source: Literal["nvml", "meminfo", "static", "none"]
+    source: Literal["nvml", "amdgpu", "meminfo", "static", "none"]
     read_at: str
     state: DeviceState = "healthy"
     total_mb: int | None = None
@@ -35,6 +41,8 @@ class DeviceReading(Record, frozen=True, kw_only=True):
     processes: tuple[ProcessUse, ...] | None = None
     #: Memory is shared with the host (an integrated part): ``free_mb`` is what the host has available.
     unified: bool = False
+    #: How much of the last sampling period some kernel ran, where the driver tells.
+    utilization_percent: int | None = None
     error: str | None = None
 
 
@@ -52,6 +60,16 @@ class ResidentModel(Record, frozen=True, kw_only=True):
     stopping: bool = False
 
 
+class Holding(Record, frozen=True, kw_only=True):
+    """What one runtime holds on one device."""
+
+    device: str
+    #: None where nobody can tell how much.
+    mb: int | None = None
+    #: Who says so: the driver's count of its processes, or the runtime's own figures where it has one device only.
+    source: Literal["process", "runtime"] = "process"
+
+
 class RuntimeReading(Record, frozen=True, kw_only=True):
     """One look at one runtime. ``None`` lists mean that the runtime did not say."""
 
@@ -61,6 +79,8 @@ class RuntimeReading(Record, frozen=True, kw_only=True):
     activity: Activity = "unknown"
     idle_since: str | None = None
     resident: tuple[ResidentModel, ...] | None = None
+    #: What it holds, device by device; None where that is not known.
+    holdings: tuple[Holding, ...] | None = None
     #: Every model the runtime could load.
     models: tuple[str, ...] | None = None
     error: str | None = None

@@ -36,7 +36,26 @@ class Reason(StrEnum):
     RESIDENCY_UNKNOWN = "residency_unknown"  #: the runtime did not say what it holds
     NEED_UNKNOWN = "need_unknown"  #: nobody declared or reported how much memory the model takes
 
+    DEVICE_BLOCKED = "device_blocked"  #: an owner of its memory did not let go: see its `reclaim_failed` event
+    DRAINED = "drained"  #: an operator took the device out of service: `gpuq resume` puts it back
+    MODEL_MISSING = "model_missing"  #: the runtime lacks the model and may not fetch it: see `pull` in the registry
+
+    # --- why an owner of memory stays
+    PINNED = "pinned"  #: somebody pinned it: `gpuq unpin`
+    IN_GRACE = "in_grace"  #: not idle for long enough yet
+    OWNER_BUSY = "owner_busy"  #: it works, or loads, or a job holds it
+    ACTIVITY_UNKNOWN = "activity_unknown"  #: nobody can tell whether it works: unknown is not idle
+    NOT_RELEASABLE = "not_releasable"  #: it has no safe way to let go, or may not be asked to
+    OTHER_DEVICE = "other_device"  #: it does not sit on this device, or nobody can tell
+    UNMANAGED = "unmanaged"  #: it is not in the registry: never touched
+    NOT_NEEDED = "not_needed"  #: others that hold less are enough
+
     # --- ends
+    HANDOFF_TIMEOUT = "handoff_timeout"  #: an owner accepted to let go and did not within its time
+    RELEASE_FAILED = "release_failed"  #: an owner refused to let go, or the device does not show that it did
+    PROVISION_FAILED = "provision_failed"  #: the model could not be fetched: the event has the runtime's words
+    RUN_LOST = "run_lost"  #: the runtime knows nothing of the run any more: it is not run again
+    UNSUPPORTED_TASK = "unsupported_task"  #: this kind of runtime cannot do such a task
     CPU_FALLBACK = "cpu_fallback"  #: the model does not sit in VRAM as intended
     PLACEMENT_UNKNOWN = "placement_unknown"  #: figures missing or impossible: never a pass
     PLACEMENT_DISPUTED = "placement_disputed"  #: the runtime's figures and the device's reading disagree
@@ -56,6 +75,9 @@ class Reason(StrEnum):
     # --- refused commands
     UNKNOWN_JOB = "unknown_job"  #: no such job
     ALREADY_ENDED = "already_ended"  #: the job has ended; ends are final
+    NO_CONTAINER = "no_container"  #: the runtime's registry entry names no container
+    CRASH_LOOPING = "crash_looping"  #: its container keeps restarting: repair it first
+    CONTAINER_ENGINE = "container_engine"  #: the container engine refused or could not be asked
     INVALID_COMMAND = "invalid_command"  #: the command is malformed
 
     @classmethod

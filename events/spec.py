@@ -22,6 +22,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
 
 Place = Literal["any", "gpu", "cpu"]
 OnCapacity = Literal["wait", "reject"]
+#: Of a model after a job: it stays for the runtime's keep-alive, goes at once, or stays until it is unpinned.
+Residency = Literal["keep", "unload", "pin"]
 
 #: CloudEvents type of a submission sent in an envelope.
 SUBMITTED = "gpuq.job.submitted.v1"
@@ -40,7 +42,12 @@ NESTING_MAX = 100
 class Need(Strict, frozen=True, kw_only=True):
     """Memory a job asks for, in MB of 2^20 bytes. A missing figure is unknown, not 0."""
 
+    #: On each of its devices.
     vram_mb: Megabytes | None = None
+    #: Of the host's own memory.
+    ram_mb: Megabytes | None = None
+    #: On the host's disk.
+    disk_mb: Megabytes | None = None
 
 
 class Deadlines(Strict, frozen=True, kw_only=True):
@@ -71,6 +78,8 @@ class JobSpec(Work, frozen=True, kw_only=True):
     need: Need = Need()
     deadlines: Deadlines = Deadlines()
     on_capacity: OnCapacity | None = None
+    #: What happens to the model after the job: the runtime's own policy where it is not given.
+    residency: Residency | None = None
     labels: dict[str, str] | None = None
     #: The body (``prompt`` and so on) in the object store, with ``task`` saying what it is.
     body: ObjectRef | None = None
@@ -131,6 +140,7 @@ _DEFAULTS: dict[str, Any] = {f.name: f.default for f in msgspec.structs.fields(J
 _CHOICES: dict[str, tuple[str, ...]] = {
     "place": get_args(Place),
     "on_capacity": get_args(OnCapacity),
+    "residency": get_args(Residency),
     "task": get_args(Task),
     "messages[].role": ROLES,
 }
@@ -208,7 +218,7 @@ def check(spec: JobSpec, *, event_id: str | None = None) -> Submission | tuple[P
         if spec.prompt is not None or spec.messages is not None or spec.input is not None:
             problems.append(Problem(path="body", message="give either body or one of prompt, messages, input"))
         if spec.task is None:
-            problems.append(Problem(path="task", message="with body, say what it is: generate, chat or embed"))
+            problems.append(Problem(path="task", message="with body, say what it is: " + ", ".join(get_args(Task))))
         task = spec.task
     elif task is None:
         problems.append(Problem(path="", message="give exactly one of prompt, messages, input"))

@@ -8,7 +8,7 @@ import msgspec
 
 from gpukeeper.events.fact import Record
 
-Task = Literal["generate", "chat", "embed"]
+Task = Literal["generate", "chat", "embed", "workflow", "analysis"]
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -29,11 +29,16 @@ class ChatMessage(Strict, frozen=True, kw_only=True):
 
 
 class Work(Strict, frozen=True, kw_only=True):
-    """The body of a job: exactly one of ``prompt`` (generate), ``messages`` (chat), ``input`` (embed), and settings."""
+    """The body of a job: exactly one of ``prompt`` (generate), ``messages`` (chat), ``input`` (embed), ``workflow`` and
+    ``analysis``, and settings."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     input: str | list[str] | None = None
+    #: A graph of nodes in the API format of ComfyUI, passed on as it is.
+    workflow: dict[str, Any] | None = None
+    #: A query of an analysis engine (KataGo), passed on as it is but for its ``id``.
+    analysis: dict[str, Any] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -54,11 +59,14 @@ class ObjectRef(Record, frozen=True, kw_only=True):
 
 
 class JobResult(Record, frozen=True, kw_only=True):
-    """What the runtime answered. Exactly one of ``text``, ``message`` and ``embeddings`` is set."""
+    """What the runtime answered. Exactly one of ``text``, ``message``, ``embeddings`` and ``output`` is
+    set."""
 
     text: str | None = None
     message: dict[str, Any] | None = None
     embeddings: list[list[float]] | None = None
+    #: What a workflow or an analysis gave, as the runtime said it.
+    output: Any = None
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -74,4 +82,8 @@ def task_of(work: Work) -> Task | None:
         given.append("chat")
     if work.input is not None:
         given.append("embed")
+    if work.workflow is not None:
+        given.append("workflow")
+    if work.analysis is not None:
+        given.append("analysis")
     return given[0] if len(given) == 1 else None

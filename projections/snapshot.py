@@ -60,6 +60,7 @@ _NOT_FOLDED = frozenset(
         "events/tasks.py",
         # How events come to be written.
         "events/clock.py",
+        "events/instants.py",
         "events/proposal.py",
         "events/recorder.py",
         # How producers ask what became of a job.

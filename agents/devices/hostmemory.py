@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpukeeper.agents.devices.lane import Lane, LaneClosed, LaneStuck
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import utc_text
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.errors import GpukeeperError
+from gpukeeper.events.instants import utc_text
 from gpukeeper.events.readings import DeviceReading
 
 PROC_MEMINFO = Path("/proc/meminfo")

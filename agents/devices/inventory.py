@@ -12,10 +12,11 @@ import msgspec
 from gpukeeper.agents.config import AgentConfig, DeviceConfig
 from gpukeeper.agents.devices.hostmemory import PROC_MEMINFO, HostMemorySource
 from gpukeeper.agents.devices.nvml import NvmlSource
-from gpukeeper.agents.devices.port import Device, DeviceSource
+from gpukeeper.agents.devices.port import DeviceSource
 from gpukeeper.agents.devices.static import StaticSource
-from gpukeeper.agents.instants import utc_text
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.errors import ConfigError
+from gpukeeper.events.instants import utc_text
 from gpukeeper.events.readings import DeviceReading
 
 NOT_FOUND = "declared, not found"

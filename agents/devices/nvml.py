@@ -11,8 +11,8 @@ from gpukeeper.agents.devices.hostmemory import PROC_MEMINFO
 from gpukeeper.agents.devices.lane import Lane, LaneClosed, LaneStuck
 from gpukeeper.agents.devices.nvml_library import NvmlFailure, NvmlLibrary
 from gpukeeper.agents.devices.nvml_probe import Found, measure, probe
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import utc_text
+from gpukeeper.capacity.device import Device
+from gpukeeper.events.instants import utc_text
 from gpukeeper.events.readings import DeviceReading, DeviceState
 
 #: GPUs that are looked at. Each may cost a thread.

@@ -25,7 +25,7 @@ import msgspec
 
 from gpukeeper.agents.devices.hostmemory import MeminfoUnreadable, read_meminfo
 from gpukeeper.agents.devices.nvml_library import Memory, NvmlFailure, NvmlLibrary, Status
-from gpukeeper.agents.devices.port import Device
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.ids import is_token
 from gpukeeper.events.readings import DeviceReading, DeviceState, ProcessUse
 

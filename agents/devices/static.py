@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import utc_text
+from gpukeeper.capacity.device import Device
+from gpukeeper.events.instants import utc_text
 from gpukeeper.events.readings import DeviceReading
 
 NO_CAPACITY = "a static device without total_mb: its capacity is unknown, and unknown is never free"
@@ -16,7 +16,7 @@ class StaticSource:
     """The `static` devices that the configuration declares.
 
     A reading says nothing is used: use is counted by the reservations of the agent, which therefore stay in force as
-    long as their claims do (see :class:`gpukeeper.agents.admission.Ledger`).
+    long as their claims do (see :class:`gpukeeper.capacity.admission.Ledger`).
     """
 
     def __init__(self, declared: tuple[Device, ...], *, now: Callable[[], datetime]) -> None:

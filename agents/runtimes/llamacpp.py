@@ -14,9 +14,9 @@ from gpukeeper.agents.runtimes import llamacpp_wire as wire
 from gpukeeper.agents.runtimes import openai_chat
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
+from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import find_resident, same_model
-from gpukeeper.events.readings import ResidentModel, RuntimeReading
+from gpukeeper.events.readings import Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -37,6 +37,14 @@ class LlamaCpp:
 
     @property
     def loads_models(self) -> bool:
+        return False
+
+    @property
+    def releases(self) -> Releases:
+        return "none"
+
+    @property
+    def pulls(self) -> bool:
         return False
 
     @property
@@ -95,6 +103,9 @@ class LlamaCpp:
         served = await attempt(self._served(model), "/v1/models", self._look_timeout_s)
         return None if isinstance(served, RuntimeFailure) else wire.resident(served).size_bytes
 
+    def load_options(self, work: Work) -> str:  # noqa: ARG002 (they were chosen when it was started)
+        return ""
+
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
         await self._served(model)
 
@@ -114,6 +125,15 @@ class LlamaCpp:
                 return self._chat(model, work)
             case "embed":
                 return self._embed(model, work)
+            case "workflow" | "analysis":
+                raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"a llama.cpp server does no {task}")
+
+    async def release(self, model: str | None) -> None:  # noqa: ARG002 (it has one model, for life)
+        raise RuntimeFailure(Reason.NOT_RELEASABLE, "a llama.cpp server keeps its model for life")
+
+    async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
+        raise RuntimeFailure(Reason.MODEL_MISSING, f"a llama.cpp server cannot fetch {model}")
+        yield  # what makes it a generator
 
     async def signs(self, model: str) -> Signs:  # noqa: ARG002 (it has one model)
         """Its slots say whether any of them works, where it was started with ``--slots``."""

@@ -12,9 +12,9 @@ from gpukeeper.agents.runtimes import ollama_chat
 from gpukeeper.agents.runtimes import ollama_wire as wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
-from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Signs, Token
+from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import all_names, find_resident, same_model
-from gpukeeper.events.readings import ResidentModel, RuntimeReading
+from gpukeeper.events.readings import Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -36,6 +36,14 @@ class Ollama:
 
     @property
     def loads_models(self) -> bool:
+        return True
+
+    @property
+    def releases(self) -> Releases:
+        return "none" if self._config.release == "none" else "model"
+
+    @property
+    def pulls(self) -> bool:
         return True
 
     @property
@@ -89,6 +97,9 @@ class Ollama:
                     return wire.positive(tag.size)
         return None
 
+    def load_options(self, work: Work) -> str:
+        return wire.load_options(work)
+
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:
         path = "/api/generate"
         options = wire.runner_options(work)
@@ -116,6 +127,8 @@ class Ollama:
     def run(
         self, model: str, task: Task, work: Work, *, on_cpu: bool, keep_alive_s: int | None = None
     ) -> AsyncGenerator[Token | Done]:
+        if task in ("workflow", "analysis"):
+            raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"an Ollama does no {task}")
         options = wire.options(work)
         if on_cpu:
             # Ollama loads again when a request's ``num_gpu`` differs.
@@ -125,6 +138,31 @@ class Ollama:
         if options:
             body["options"] = options
         return self._embed(body, work) if task == "embed" else self._stream(body, work, chat=task == "chat")
+
+    async def release(self, model: str | None) -> None:
+        if model is None:
+            raise RuntimeFailure(Reason.NOT_RELEASABLE, "an Ollama lets go of one model at a time: name it")
+        path = "/api/generate"
+        answer = await self._http.post(path, {"model": model, "keep_alive": 0, "stream": False}, wire.record_decoder)
+        if answer.error is not None:
+            raise RuntimeFailure(Reason.RELEASE_FAILED, f"{path}: {error_words(answer.error)}")
+
+    async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
+        path = "/api/pull"
+        async with self._http.stream(path, {"model": model, "stream": True}) as lines:
+            async for line in lines:
+                record = decode(line, wire.pull_decoder, path)
+                if record.error is not None:
+                    raise RuntimeFailure(Reason.PROVISION_FAILED, f"{path}: {error_words(record.error)}")
+                yield PullProgress(
+                    status=record.status or "",
+                    completed_bytes=wire.positive(record.completed),
+                    total_bytes=wire.positive(record.total),
+                )
+                if record.status == "success":
+                    await lines.finish()
+                    return
+        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without success")
 
     async def signs(self, model: str) -> Signs:
         """Ollama never says whether it works. It moves a model's ``expires_at`` on when the last request has ended.

@@ -103,6 +103,15 @@ class Record(msgspec.Struct):
         return text or ""
 
 
+class Pull(msgspec.Struct):
+    """One line of a pull."""
+
+    status: str | None = None
+    completed: Any = None
+    total: Any = None
+    error: Any = None
+
+
 class Embed(msgspec.Struct):
     embeddings: list[list[float]]
     model: str | None = None
@@ -113,6 +122,7 @@ ps_decoder = msgspec.json.Decoder(Ps)
 tags_decoder = msgspec.json.Decoder(Tags)
 version_decoder = msgspec.json.Decoder(Version)
 record_decoder = msgspec.json.Decoder(Record)
+pull_decoder = msgspec.json.Decoder(Pull)
 embed_decoder = msgspec.json.Decoder(Embed)
 
 
@@ -198,6 +208,12 @@ def runner_options(work: Work | None) -> dict[str, Any]:
     """Those of the job's options that a load must have, so that the work does not load once more."""
     given = (work.options or {}) if work is not None else {}
     return {key: value for key, value in given.items() if key in RUNNER_OPTIONS}
+
+
+def load_options(work: Work) -> str:
+    """:func:`runner_options` as one text, the same for the same options in any order; empty where there are none."""
+    given = runner_options(work)
+    return msgspec.json.encode(given, order="sorted").decode() if given else ""
 
 
 def result(record: Record, text: str, calls: list[Any], *, chat: bool) -> JobResult:

@@ -9,7 +9,7 @@ import msgspec
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.events.errors import GpukeeperError
-from gpukeeper.events.readings import Activity, ResidentModel, RuntimeReading
+from gpukeeper.events.readings import Activity, Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
@@ -39,6 +39,14 @@ class Done(msgspec.Struct, frozen=True):
     """The last thing a run yields."""
 
     result: JobResult
+
+
+class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a fetch is, as the runtime says it."""
+
+    status: str
+    completed_bytes: int | None = None
+    total_bytes: int | None = None
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +79,16 @@ class Provider(Protocol):
         ...
 
     @property
+    def releases(self) -> Releases:
+        """What :meth:`release` can give back, as configured: nothing, one model at a time, or all that it holds."""
+        ...
+
+    @property
+    def pulls(self) -> bool:
+        """Whether :meth:`pull` can fetch a model that is missing."""
+        ...
+
+    @property
     def reports_vram(self) -> bool:
         """Whether readings say how much of a model is in VRAM. If not, what the process holds is asked."""
         ...
@@ -95,6 +113,13 @@ class Provider(Protocol):
 
     async def model_bytes(self, model: str) -> int | None:
         """How large the runtime says the model is, or None where it does not say."""
+        ...
+
+    def load_options(self, work: Work) -> str:
+        """Those of the job's options that belong to the loaded model, in one canonical text; empty where none. Pure.
+
+        Two jobs with different ones cannot share one load.
+        """
         ...
 
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:
@@ -122,6 +147,24 @@ class Provider(Protocol):
 
         Raises:
             RuntimeFailure: an error, an answer that is not the protocol's, an empty one, or one that was cut.
+        """
+        ...
+
+    async def release(self, model: str | None) -> None:
+        """Ask it to let go of ``model``, or of all that it holds where that is None.
+
+        Returning means that the wish was accepted, not that memory is free: the device's reading shows that.
+
+        Raises:
+            RuntimeFailure: it refused or could not be asked.
+        """
+        ...
+
+    def pull(self, model: str) -> AsyncGenerator[PullProgress]:
+        """Fetch ``model``. Ends when it is there.
+
+        Raises:
+            RuntimeFailure: with the runtime's own words.
         """
         ...
 

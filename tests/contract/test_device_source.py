@@ -11,10 +11,11 @@ import pytest
 
 from gpukeeper.agents.devices.hostmemory import HostMemorySource
 from gpukeeper.agents.devices.nvml import NvmlSource
-from gpukeeper.agents.devices.port import Device, DeviceSource
+from gpukeeper.agents.devices.port import DeviceSource
 from gpukeeper.agents.devices.static import StaticSource
-from gpukeeper.agents.instants import parse_utc
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.ids import is_token
+from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.readings import DeviceReading
 from support.moments import Moments
 from support.nvml_stub import Gpu, NvmlStub, Slice

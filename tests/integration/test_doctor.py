@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gpukeeper.agents.config import RuntimeConfig
-from gpukeeper.agents.devices.port import Device
+from gpukeeper.capacity.device import Device
 from gpukeeper.cli import doctor
 from gpukeeper.cli.credentials import load_credentials, save_credentials
 from gpukeeper.cli.datafolder import hold

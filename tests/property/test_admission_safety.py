@@ -8,9 +8,9 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
-from gpukeeper.agents.admission import Admit, Ledger, Need, admit
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import parse_utc, utc_text
+from gpukeeper.capacity.admission import Admit, Ledger, Need, admit
+from gpukeeper.capacity.device import Device
+from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.readings import DeviceReading
 
 START = parse_utc("2025-06-01T12:00:00Z")

@@ -9,9 +9,9 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from gpukeeper.agents.attempt import Attempt
-from gpukeeper.agents.devices.port import Device
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.room import HostRoom
+from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
 from gpukeeper.events.codec import decode, encode
 from gpukeeper.events.fact import Fact

@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 
 from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import utc_text
-from gpukeeper.agents.runtimes.port import Done, Signs, Token
+from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.clock import now
+from gpukeeper.events.instants import utc_text
 from gpukeeper.events.modelnames import find_resident
-from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, ResidentModel, RuntimeReading
+from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, Releases, ResidentModel, RuntimeReading
+from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
 
 MB = 1024 * 1024
@@ -74,6 +75,8 @@ class Runtime:
 
     loads_models = True
     reports_vram = True
+    pulls = False
+    releases: Releases = "model"
 
     def __init__(self, card: Card, *, name: str = "ollama", size_mb: int = 5000, **config: object) -> None:
         self._card = card
@@ -106,9 +109,30 @@ class Runtime:
         self.going = 0
         self.going_max = 0
 
+        self.releases_asked: list[str | None] = []
+        #: The share of what a release promised that the card shows, and how it fails.
+        self.release_share = 1.0
+        self.release_failure: Exception | None = None
+
     @property
     def config(self) -> RuntimeConfig:
         return self._config
+
+    def load_options(self, work: Work) -> str:
+        return ""
+
+    async def release(self, model: str | None) -> None:
+        self.releases_asked.append(model)
+        if self.release_failure is not None:
+            raise self.release_failure
+        gone = [row for row in self.resident or () if model in (None, row.model)]
+        self.resident = [row for row in self.resident or () if row not in gone]
+        freed_mb = sum((row.vram_bytes or 0) // MB for row in gone)
+        self._card.used_mb -= int(freed_mb * self.release_share)
+
+    async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
+        raise RuntimeFailure(Reason.MODEL_MISSING, f"no pull of {model} was scripted")
+        yield
 
     def holds(self, model: str = "m", *, vram_mb: int | None = None, **fields: object) -> ResidentModel:
         """The model is resident, and the card shows it."""

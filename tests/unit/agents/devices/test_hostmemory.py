@@ -14,7 +14,7 @@ from gpukeeper.agents.devices.hostmemory import (
     MeminfoUnreadable,
     parse_meminfo,
 )
-from gpukeeper.agents.devices.port import Device
+from gpukeeper.capacity.device import Device
 from support.moments import Moments
 
 CPU = Device(id="cpu", kind="cpu", name="host memory")

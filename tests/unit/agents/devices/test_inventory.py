@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.agents.config import AgentConfig, DeviceConfig
 from gpukeeper.agents.devices.inventory import Inventory
-from gpukeeper.agents.devices.port import Device
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.errors import ConfigError
 from support.moments import Moments
 from support.nvml_stub import Gpu, NvmlStub, Slice

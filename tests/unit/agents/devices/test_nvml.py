@@ -13,7 +13,7 @@ import pytest
 
 from gpukeeper.agents.devices.nvml import NvmlSource
 from gpukeeper.agents.devices.nvml_probe import device_token
-from gpukeeper.agents.devices.port import Device
+from gpukeeper.capacity.device import Device
 from gpukeeper.events.ids import is_token
 from gpukeeper.events.readings import DeviceReading, ProcessUse
 from support.moments import Moments
@@ -501,4 +501,4 @@ def test_a_driver_too_old_for_the_newest_process_lists_is_asked_for_the_older_on
 
     shown = read_in_a_fresh_process(tmp_path, stub.script)
 
-    assert "processes=(ProcessUse(pid=4242, used_mb=1000),)" in shown
+    assert "processes=(ProcessUse(pid=4242, used_mb=1000, container=None),)" in shown

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from gpukeeper.agents.instants import parse_utc, utc_text
+from gpukeeper.events.instants import parse_utc, utc_text
 
 
 def test_a_moment_is_written_in_utc_with_a_z_and_microseconds() -> None:

@@ -15,8 +15,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import parse_utc
+from gpukeeper.capacity.device import Device
+from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.readings import DeviceReading
 from gpukeeper.events.reasons import Reason
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.agents.admission import Admit, Deny, Ledger, Need, admit, capacity_mb, usable_mb
-from gpukeeper.agents.devices.port import Device
-from gpukeeper.agents.instants import parse_utc, utc_text
+from gpukeeper.capacity.admission import Admit, Deny, Ledger, Need, admit, capacity_mb, usable_mb
+from gpukeeper.capacity.device import Device
+from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.readings import DeviceReading, DeviceState, ProcessUse
 from gpukeeper.events.reasons import Reason
 

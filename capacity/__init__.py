@@ -1,0 +1,1 @@
+"""Decisions about memory, shared by the scheduler's estimate, the agent's live decision and the preview. Pure."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.printing import one_line, say, tell
 from gpukeeper.events.errors import ConfigError
+from gpukeeper.events.tasks import end_all
 
 if TYPE_CHECKING:
     from gpukeeper.cli.demo.narration import Narration
@@ -45,11 +46,14 @@ async def _run() -> Exit:
     loop = asyncio.get_running_loop()
     narration = Narration()
     site = DemoSite()
-    playing = asyncio.create_task(_play(site, narration))
+    interrupted = asyncio.Event()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, playing.cancel)
+        loop.add_signal_handler(number, interrupted.set)
+    playing = asyncio.create_task(_play(site, narration))
+    waiting = asyncio.create_task(interrupted.wait())
     try:
-        await asyncio.wait({playing})
+        await asyncio.wait({playing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await end_all({waiting} if playing.done() else {playing, waiting})
     finally:
         left = await site.stop()
         for number in _SIGNALS:
@@ -58,7 +62,7 @@ async def _run() -> Exit:
     narration.check("every process has ended, and the folder is gone", holds=not left)
     for each in left:
         narration.line(f"left behind: {each}")
-    if playing.cancelled():
+    if playing.cancelled() or interrupted.is_set():
         return Exit.INTERRUPTED
     if (error := playing.exception()) is not None:
         raise error

@@ -55,6 +55,11 @@ class Event(msgspec.Struct, frozen=True):
     def seq(self) -> int:
         return self.stored.seq
 
+    @property
+    def event_id(self) -> str:
+        """The envelope's id; empty where there is none."""
+        return "" if self.envelope is None else self.envelope.id
+
 
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _encode = msgspec.json.Encoder().encode

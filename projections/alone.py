@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from gpukeeper.events.codec import Event
 from gpukeeper.events.job import Accepted, Rejected
 from gpukeeper.projections.job import Job
-from gpukeeper.projections.site import Retention, Site, Waiting
+from gpukeeper.projections.site import Retention, Site
+from gpukeeper.projections.unanswered import Waiting
 
 #: Longer than any log: what is folded for one look is not forgotten meanwhile.
 _FOR_EVER = Retention(after_s=1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.events.device import Drained, ReclaimWanted
 from gpukeeper.events.readings import ClaimBeat
 
 
@@ -18,6 +19,17 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, gc=False):
     boot_id: str
     instance_id: str
     claimed_ns: int
+
+
+class ReclaimWish(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An operator's wish to have memory freed. ``seq`` is the sequence of the `reclaim_wanted` fact."""
+
+    seq: int
+    actor: str
+    reason: str = ""
+    runtime: str | None = None
+    model: str | None = None
+    vram_mb: int | None = None
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,6 +49,10 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: str = "healthy"
     detail: str = ""
     claims: tuple[Claim, ...] = ()
+    #: Who took it out of service, and why, where somebody did.
+    drained: str | None = None
+    #: What operators want freed, and its agent has not answered.
+    wishes: tuple[ReclaimWish, ...] = ()
 
     @property
     def key(self) -> str:
@@ -70,3 +86,13 @@ class Lapse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def device_key(host: str, device: str) -> str:
     return f"{host}/{device}"
+
+
+def why_drained(fact: Drained) -> str:
+    """Who took the device out of service, and why, in words."""
+    return f"by {fact.actor}: {fact.reason}".rstrip(": ")
+
+
+def reclaim_wish(seq: int, fact: ReclaimWanted) -> ReclaimWish:
+    """The wish that stands at ``seq``."""
+    return ReclaimWish(seq, fact.actor, fact.reason, fact.runtime, fact.model, fact.vram_mb)

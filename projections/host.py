@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
-from gpukeeper.events.runtime import Suspect
+from gpukeeper.events.modelnames import canonical
+from gpukeeper.events.runtime import ActWanted, Suspect
+
+#: A pin of everything that the runtime holds.
+ALL = "*"
+
+
+def pin_of(model: str | None) -> str:
+    """The pin of ``model``, under the shortest of its names; of everything where it is None."""
+    return ALL if model is None else canonical(model)
+
+
+def is_pinned(pins: Collection[str], model: str | None) -> bool:
+    """Whether these pins keep ``model``. What is released as a whole stays where anything of it is pinned."""
+    if not pins:
+        return False
+    return model is None or ALL in pins or canonical(model) in pins
+
+
+class ActWish(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An operator's wish to begin, stop or restart. ``seq`` is the sequence of the `act_wanted` fact."""
+
+    seq: int
+    act: str
+    actor: str
+    reason: str = ""
 
 
 class Suspicion(msgspec.Struct, frozen=True, array_like=True):
@@ -13,6 +40,11 @@ class Suspicion(msgspec.Struct, frozen=True, array_like=True):
     model: str
     device: str
     why: str
+
+
+def act_wish(seq: int, fact: ActWanted) -> ActWish:
+    """The wish that stands at ``seq``."""
+    return ActWish(seq, fact.act, fact.actor, fact.reason)
 
 
 def why_suspect(fact: Suspect) -> str:
@@ -38,6 +70,13 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: The model that was checked, and the device.
     suspect_model: str = ""
     suspect_device: str = ""
+    releases: str = "none"
+    idle_grace_s: float = 300.0
+    container: str | None = None
+    #: Models that stay until they are unpinned; :data:`ALL` is whatever it holds.
+    pins: tuple[str, ...] = ()
+    #: What operators want done with its container, and its agent has not answered.
+    wishes: tuple[ActWish, ...] = ()
 
     @property
     def suspicion(self) -> Suspicion | None:

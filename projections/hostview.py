@@ -10,9 +10,9 @@ from gpukeeper.events import route as route_facts
 from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events.codec import Event
 from gpukeeper.events.job import Clocks
-from gpukeeper.projections.device import Claim, device_key
+from gpukeeper.projections.device import Claim, ReclaimWish, device_key, reclaim_wish, why_drained
 from gpukeeper.projections.home import is_at_home
-from gpukeeper.projections.host import Suspicion, why_suspect
+from gpukeeper.projections.host import ActWish, Suspicion, act_wish, pin_of, why_suspect
 from gpukeeper.projections.site import Site
 
 
@@ -47,6 +47,13 @@ class HostView:
         self.runtime_seq: dict[str, int] = {}
         #: Runtimes whose last placement check failed.
         self.suspects: dict[str, Suspicion] = {}
+        #: What stays until it is unpinned, by runtime: see :func:`gpukeeper.projections.host.is_pinned`.
+        self.pins: dict[str, tuple[str, ...]] = {}
+        #: Devices that somebody took out of service, and why.
+        self.drained: dict[str, str] = {}
+        #: Wishes of operators that this host has not answered, by sequence, with the device or runtime.
+        self.reclaim_wishes: dict[int, tuple[str, ReclaimWish]] = {}
+        self.act_wishes: dict[int, tuple[str, ActWish]] = {}
 
     @classmethod
     def from_site(cls, site: Site, host: str) -> HostView:
@@ -60,12 +67,17 @@ class HostView:
             view.host_seq = known.seq
             view.runtime_seq = {runtime.name: runtime.seq for runtime in known.registry}
             suspects = {runtime.name: runtime.suspicion for runtime in known.registry}
+            view.pins = {runtime.name: runtime.pins for runtime in known.registry if runtime.pins}
+            view.act_wishes = {wish.seq: (runtime.name, wish) for runtime in known.registry for wish in runtime.wishes}
             view.suspects = {name: suspicion for name, suspicion in suspects.items() if suspicion is not None}
         routes: list[PendingRoute] = []
         for device in site.devices.values():
             if device.host != host:
                 continue
             view.device_seq[device.id] = device.seq
+            if device.drained is not None:
+                view.drained[device.id] = device.drained
+            view.reclaim_wishes |= {wish.seq: (device.id, wish) for wish in device.wishes}
             view.claims[device.id] = {claim.epoch: claim for claim in device.claims}
             for job_id in site.routed.get(device_key(host, device.id), ()):
                 job = site.jobs[job_id]
@@ -135,6 +147,34 @@ class HostView:
                 del self.routes[fact.job]
         elif isinstance(fact, device_facts.Released | device_facts.ClaimLapsed):
             self.claims[fact.device].pop(fact.epoch, None)
+        else:
+            self._apply_wish(event.seq, fact)
+
+    def _apply_wish(self, seq: int, fact: object) -> None:
+        """What operators asked for, and what was answered."""
+        match fact:
+            case device_facts.Drained():
+                self.drained[fact.device] = why_drained(fact)
+            case device_facts.Resumed():
+                self.drained.pop(fact.device, None)
+            case device_facts.ReclaimWanted():
+                self.reclaim_wishes[seq] = (fact.device, reclaim_wish(seq, fact))
+            case device_facts.Reclaimed() | device_facts.ReclaimRefused() | device_facts.ReclaimFailed():
+                if fact.wanted_seq is not None:
+                    self.reclaim_wishes.pop(fact.wanted_seq, None)
+            case runtime_facts.Pinned():
+                pins = self.pins.get(fact.runtime, ())
+                self.pins[fact.runtime] = tuple(sorted({*pins, pin_of(fact.model)}))
+            case runtime_facts.Unpinned():
+                pins = tuple(pin for pin in self.pins.pop(fact.runtime, ()) if pin != pin_of(fact.model))
+                if pins:
+                    self.pins[fact.runtime] = pins
+            case runtime_facts.ActWanted():
+                self.act_wishes[seq] = (fact.runtime, act_wish(seq, fact))
+            case runtime_facts.Acted():
+                self.act_wishes.pop(fact.wanted_seq, None)
+            case _:
+                pass
 
     def _keep_up(self, event: Event) -> None:
         """Whatever an event says, the next append to its subject rests on its sequence."""

@@ -66,7 +66,6 @@ _NOT_FOLDED = frozenset(
         # How producers ask what became of a job.
         "events/ask.py",
         # What is derived from the types, or only scheduler and agents read.
-        "events/modelnames.py",
         "events/schema.py",
         "projections/alone.py",
         "projections/hostview.py",

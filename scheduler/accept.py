@@ -16,7 +16,7 @@ from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.spec import JobSpec, Problem, parse_submission
 from gpukeeper.projections.site import Site
-from gpukeeper.projections.site import Waiting as Unanswered
+from gpukeeper.projections.unanswered import Waiting as Unanswered
 from gpukeeper.scheduler.config import KindConfig, SchedulerConfig
 from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Want, options
 from gpukeeper.scheduler.live import Live

@@ -7,13 +7,11 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.job import Cancelled, CancelRequested, Expired
 from gpukeeper.events.proposal import Proposal
 from gpukeeper.events.reasons import Reason
-from gpukeeper.events.site import CommandRefused
 from gpukeeper.projections.job import CancelWish, Job, Phase
-from gpukeeper.projections.site import Command, Site
-
-#: What a command says is repeated in the answer, which must fit into a message beside the rest.
-_REASON_CHARS_MAX = 4_096
-_NAME_CHARS_MAX = 128
+from gpukeeper.projections.site import Site
+from gpukeeper.projections.unanswered import Command
+from gpukeeper.scheduler.refusals import NAME_CHARS_MAX, REASON_CHARS_MAX, cause, refuse, shorten
+from gpukeeper.scheduler.steer import steer
 
 
 def decide_commands(site: Site, *, limit: int = 64) -> list[Proposal]:
@@ -23,29 +21,31 @@ def decide_commands(site: Site, *, limit: int = 64) -> list[Proposal]:
     for command in site.commands.values():
         if len(proposals) >= limit:
             break
-        if command.job in busy:
+        if command.tag and command.about in busy:
             continue
         proposal = decide_command(site, command)
         if proposal is not None:
             proposals.append(proposal)
-        if command.job is not None:
-            busy.add(command.job)
+        if command.tag:
+            busy.add(command.about)
     return proposals
 
 
 def decide_command(site: Site, command: Command) -> Proposal | None:
     """Answer one command; None while a submission that came before it is unanswered, which may be its job."""
+    if not command.tag:
+        return refuse(command, Reason.INVALID_COMMAND, command.problem)
     if command.job is None:
-        return _refuse(command, Reason.INVALID_COMMAND, command.problem)
+        return steer(site, command)
     job = site.jobs.get(command.job)
     if job is None:
         if any(seq < command.seq for seq in site.submissions):
             return None
-        shown = _shorten(command.job, _NAME_CHARS_MAX)
-        return _refuse(command, Reason.UNKNOWN_JOB, f"no job {shown!r} (or it ended and was forgotten)")
+        shown = shorten(command.job, NAME_CHARS_MAX)
+        return refuse(command, Reason.UNKNOWN_JOB, f"no job {shown!r} (or it ended and was forgotten)")
     if job.ended:
-        return _refuse(command, Reason.ALREADY_ENDED, f"the job has {job.phase} already; ends are final")
-    reason = _shorten(command.reason, _REASON_CHARS_MAX)
+        return refuse(command, Reason.ALREADY_ENDED, f"the job has {job.phase} already; ends are final")
+    reason = shorten(command.reason, REASON_CHARS_MAX)
     if job.phase in (Phase.WAITING, Phase.ROUTED):
         # Nobody executes it. An agent that is about to claim it loses at the job's sequence.
         fact: Fact = Cancelled(job=job.id, actor=command.actor, reason=reason, command_seq=command.seq)
@@ -57,38 +57,9 @@ def decide_command(site: Site, command: Command) -> Proposal | None:
         expected=job.seq,
         aggregate=job.id,
         correlationid=job.id,
-        causationid=_cause(command),
+        causationid=cause(command),
         actor=command.actor,
     )
-
-
-def _refuse(command: Command, reason: Reason, detail: str) -> Proposal:
-    job = None if command.job is None else _shorten(command.job, _NAME_CHARS_MAX)
-    fact = CommandRefused(
-        command_seq=command.seq,
-        actor=_shorten(command.actor, _NAME_CHARS_MAX),
-        reason=reason,
-        detail=_shorten(detail, _REASON_CHARS_MAX),
-        job=job,
-    )
-    return Proposal(
-        subject=subjects.SITE,
-        fact=fact,
-        expected=None,
-        aggregate="site",
-        correlationid=job,
-        causationid=_cause(command),
-        actor=command.actor,
-    )
-
-
-def _cause(command: Command) -> str | None:
-    """The command's own id, where it is one: a cut id would be another."""
-    return command.event_id if 0 < len(command.event_id) <= _NAME_CHARS_MAX else None
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def decide_expiries(site: Site, now_s: float, *, limit: int = 64) -> list[Proposal]:

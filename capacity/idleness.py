@@ -1,8 +1,8 @@
 """Continuous evidence that a runtime does nothing. Pure.
 
-Being idle is proven by looks, one after another without a break, and only for the time between the first and the last of
-them. Whatever is not a proof breaks it: work of anybody, a look that could not tell, a job of ours, a pause in which nobody
-looked, a clock that was set back.
+Being idle is proven by looks, one after another without a break, and only for the time between the first and the last
+of them. Whatever is not a proof breaks it: work of anybody, a look that could not tell, a job of ours, a pause in which
+nobody looked, a clock that was set back.
 """
 
 from __future__ import annotations

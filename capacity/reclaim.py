@@ -9,9 +9,9 @@ An owner stays for the first of these reasons that holds (:func:`hurdles`):
 5. ``activity_unknown``: nobody can tell whether it works, or since when it does not.
 6. ``in_grace``: it has not been idle for its whole grace.
 
-Of the rest, the least that fits is released: the smallest sufficient total, the fewest releases among those, the longest
-idle among those. Who is not among them stays as ``not_needed``. Where all together would not be enough, nobody is asked
-(``insufficient``): nothing is thrown out for nothing.
+Of the rest, the least that fits is released: the smallest sufficient total, the fewest releases among those, the
+longest idle among those. Who is not among them stays as ``not_needed``. Where all together would not be enough, nobody
+is asked (``insufficient``): nothing is thrown out for nothing.
 """
 
 from __future__ import annotations
@@ -227,13 +227,8 @@ def _least_exactly(shortfall_mb: int, pool: Sequence[Owner]) -> list[Owner]:
     """
     shift = len(pool) + _COUNT_BITS
     numbers = [(_held(owner) << shift) + (1 << len(pool)) + (1 << rank) for rank, owner in enumerate(pool)]
-    half = len(pool) // 2 if len(pool) > 8 else 0
-    low, high = _all_sums(numbers[:half]), _all_sums(numbers[half:])
-    wanted = shortfall_mb << shift
-    if half == 0:
-        best = min(number for number in high if number >= wanted)
-    else:
-        best = _meet(sorted(low), sorted(high), wanted)
+    half = len(numbers) // 2
+    best = _meet(sorted(_all_sums(numbers[:half])), sorted(_all_sums(numbers[half:])), shortfall_mb << shift)
     return [owner for rank, owner in enumerate(pool) if best >> rank & 1]
 
 

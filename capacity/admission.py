@@ -16,18 +16,12 @@ from datetime import datetime
 import msgspec
 
 from gpukeeper.capacity.device import Device
+from gpukeeper.capacity.need import Need
 from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.readings import DeviceReading
 from gpukeeper.events.reasons import Reason
 
 _PIDS_SHOWN_MAX = 5
-
-
-class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory a job's model takes on a device, in MB, and who says so (``declared``, ``reported``, ``learned``)."""
-
-    vram_mb: int | None
-    source: str = ""
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +103,16 @@ class Ledger(msgspec.Struct, frozen=True):
         return sum(each.mb for each in self.reservations if each.counts_against(reading))
 
 
+class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host has left beside its devices, in MB, less what is promised already. None where nobody knows.
+
+    For promises of the host's memory a :class:`Ledger` of its own serves, with readings of the source ``meminfo``.
+    """
+
+    ram_mb: int | None = None
+    disk_mb: int | None = None
+
+
 class Admit(msgspec.Struct, frozen=True, kw_only=True):
     """The model may use the device."""
 
@@ -161,16 +165,21 @@ def admit(
     need: Need | None,
     resident: bool,
     allow_unknown_need: bool,
+    room: HostRoom | None = None,
+    drained: str | None = None,
+    blocked: str | None = None,
 ) -> Admit | Deny:
     """Decide on one reading of one device. First match wins:
 
     1. The device may not be scheduled at all: denied.
-    2. It is lost: denied, a resident model too.
-    3. It could not be read, or the reading lacks figures: denied, a resident model too. The model's memory is accounted
+    2. An operator drained it: denied, a resident model too.
+    3. It is lost, or blocked by an owner that did not let go: denied, a resident model too.
+    4. It could not be read, or the reading lacks figures: denied, a resident model too. The model's memory is accounted
        for, but whether the device still works is not known, and the check after the load needs its reading anyway.
-    4. The model is resident: admitted, it needs nothing more.
-    5. Nobody knows the need: denied, unless the runtime is allowed to; then all that is usable is reserved.
-    6. The need is at most what is usable: admitted. Otherwise denied.
+    5. The model is resident: admitted, it needs nothing more.
+    6. It needs more of the host's memory or disk than is left there, or than anybody knows to be left: denied.
+    7. Nobody knows the need: denied, unless the runtime is allowed to; then all that is usable is reserved.
+    8. The need is at most what is usable: admitted. Otherwise denied.
 
     Args:
         device: as found or declared.
@@ -179,6 +188,9 @@ def admit(
         need: what the model takes, or None.
         resident: the runtime holds all of the model on this device already.
         allow_unknown_need: the runtime's setting.
+        room: what the host has left; only asked where the need names memory or disk of the host.
+        drained: who took the device out of service and why, in words; None where it is in service.
+        blocked: which owner did not let go, in words; None where none is known. A reading may say so as well.
 
     Raises:
         ValueError: the reading is of another device, or ``reserved_mb`` or the need is negative.
@@ -186,7 +198,8 @@ def admit(
     if reading.device != device.id:
         raise ValueError(f"a reading of {reading.device} says nothing about {device.id}")
     asked_mb = need.vram_mb if need is not None else None
-    if reserved_mb < 0 or (asked_mb is not None and asked_mb < 0):
+    asked = (asked_mb, need.ram_mb, need.disk_mb) if need is not None else ()
+    if reserved_mb < 0 or any(each is not None and each < 0 for each in asked):
         raise ValueError("memory cannot be negative")
     source = need.source if need is not None else ""
     free_now_mb = usable_mb(device, reading, reserved_mb)
@@ -217,14 +230,23 @@ def admit(
     label = _label(device)
     if device.unschedulable is not None:
         return denied(Reason.DEVICE_UNKNOWN, f"{label} may not be scheduled: {device.unschedulable}.")
+    if drained is not None:
+        return denied(Reason.DRAINED, f"{label} is out of service: {drained}.")
     if reading.state == "lost":
         return denied(Reason.DEVICE_LOST, f"{label} is lost: {reading.error or 'no further word'}.")
+    if blocked is not None or reading.state == "blocked":
+        return denied(Reason.DEVICE_BLOCKED, f"{label} is blocked: {blocked or reading.error or 'no further word'}.")
     if reading.state != "healthy":
         return denied(Reason.DEVICE_UNKNOWN, f"{label} is {reading.state}: {reading.error or 'no further word'}.")
     if free_now_mb is None:
         return denied(Reason.DEVICE_UNKNOWN, f"{label}: the reading of {reading.read_at} lacks memory figures.")
     if resident:
         return admitted(0, f"The model is resident on {label}: it needs nothing more.")
+    for name, wanted_mb, left_mb in _of_the_host(need, room):
+        if left_mb is None:
+            return denied(Reason.DEVICE_UNKNOWN, f"Asked for {wanted_mb} MB of {name}; what is left is not known.")
+        if wanted_mb > left_mb:
+            return denied(Reason.INSUFFICIENT, f"Asked for {wanted_mb} MB of {name}; {left_mb} MB are left.")
     figures = _figures(device, reading, reserved_mb, free_now_mb)
     if asked_mb is None:
         if not allow_unknown_need:
@@ -235,13 +257,22 @@ def admit(
         if free_now_mb <= 0:
             return denied(Reason.INSUFFICIENT, f"Asked for an unknown amount on {label}; {figures}.")
         return admitted(free_now_mb, f"The need is unknown, which the runtime allows: all of {label}; {figures}.")
-    asked = f"Asked for {asked_mb} MB{f' ({source})' if source else ''} on {label}"
+    words = f"Asked for {asked_mb} MB{f' ({source})' if source else ''} on {label}"
     if asked_mb <= free_now_mb:
-        return admitted(asked_mb, f"{asked}; {figures}.")
+        return admitted(asked_mb, f"{words}; {figures}.")
     capacity = capacity_mb(device, reading)
     never_fits = capacity is not None and asked_mb > capacity - device.headroom_mb
     beyond = "; it would not fit even if the device were empty" if never_fits else ""
-    return denied(Reason.INSUFFICIENT, f"{asked}; {figures}{beyond}.", never_fits=never_fits)
+    return denied(Reason.INSUFFICIENT, f"{words}; {figures}{beyond}.", never_fits=never_fits)
+
+
+def _of_the_host(need: Need | None, room: HostRoom | None) -> list[tuple[str, int, int | None]]:
+    """What is asked of the host beside its devices: its name, how much, and how much is left of it."""
+    if need is None or (need.ram_mb is None and need.disk_mb is None):
+        return []
+    left = room or HostRoom()
+    asked = (("the host's memory", need.ram_mb, left.ram_mb), ("the host's disk", need.disk_mb, left.disk_mb))
+    return [(name, wanted_mb, left_mb) for name, wanted_mb, left_mb in asked if wanted_mb]
 
 
 def _shows_use(reading: DeviceReading) -> bool:

@@ -8,8 +8,9 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
-from gpukeeper.capacity.admission import Admit, Ledger, Need, admit
+from gpukeeper.capacity.admission import Admit, Ledger, admit
 from gpukeeper.capacity.device import Device
+from gpukeeper.capacity.need import Need
 from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.readings import DeviceReading
 

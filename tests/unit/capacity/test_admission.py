@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.capacity.admission import Admit, Deny, Ledger, Need, admit, capacity_mb, usable_mb
+from gpukeeper.capacity.admission import Admit, Deny, HostRoom, Ledger, admit, capacity_mb, usable_mb
 from gpukeeper.capacity.device import Device
+from gpukeeper.capacity.need import Need
 from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.readings import DeviceReading, DeviceState, ProcessUse
 from gpukeeper.events.reasons import Reason
@@ -117,7 +118,7 @@ def test_c22_unmanaged_use_counts_and_the_other_card_is_free() -> None:
 
 @pytest.mark.parametrize(
     ("state", "reason"),
-    [("lost", Reason.DEVICE_LOST), ("unknown", Reason.DEVICE_UNKNOWN), ("blocked", Reason.DEVICE_UNKNOWN)],
+    [("lost", Reason.DEVICE_LOST), ("unknown", Reason.DEVICE_UNKNOWN), ("blocked", Reason.DEVICE_BLOCKED)],
 )
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_device_that_is_not_healthy_takes_nothing_not_even_a_resident_model(
@@ -322,3 +323,66 @@ def test_whatever_is_reserved_was_usable_and_whatever_is_unknown_is_refused(
         assert need_mb is None or decision.reserve_mb == need_mb
         if limit_mb is not None:
             assert decision.reserve_mb + reserved_mb + headroom_mb + (total_mb - free_mb) <= limit_mb
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"drained": "by ops: new fans"}, Reason.DRAINED),
+        ({"blocked": "ollama did not let go of m"}, Reason.DEVICE_BLOCKED),
+        ({"drained": "by ops", "blocked": "ollama did not let go"}, Reason.DRAINED),
+    ],
+)
+def test_a_device_out_of_service_takes_nothing_not_even_a_resident_model(words: dict[str, Any], reason: Reason) -> None:
+    denied = admit(
+        device=card(),
+        reading=reading(),
+        reserved_mb=0,
+        need=Need(vram_mb=1),
+        resident=True,
+        allow_unknown_need=True,
+        **words,
+    )
+
+    assert isinstance(denied, Deny)
+    assert denied.reason is reason
+    assert next(iter(words.values())) in denied.detail
+
+
+@pytest.mark.parametrize("what", ["ram_mb", "disk_mb"])
+@pytest.mark.parametrize(
+    ("left_mb", "reason"), [(500, None), (499, Reason.INSUFFICIENT), (-1, Reason.INSUFFICIENT), (None, "unknown")]
+)
+def test_memory_and_disk_of_the_host_must_be_left_too(
+    what: str, left_mb: int | None, reason: Reason | str | None
+) -> None:
+    decided = admit(
+        device=card(),
+        reading=reading(),
+        reserved_mb=0,
+        need=Need(vram_mb=1000, source="declared", **{what: 500}),
+        resident=False,
+        allow_unknown_need=False,
+        room=HostRoom(**{what: left_mb}),
+    )
+
+    if reason is None:
+        assert isinstance(decided, Admit)
+    else:
+        assert isinstance(decided, Deny)
+        assert decided.reason is (Reason.DEVICE_UNKNOWN if reason == "unknown" else reason)
+        assert "500 MB of the host's" in decided.detail
+        assert not decided.never_fits
+
+
+def test_where_nobody_read_what_the_host_has_left_a_need_of_it_is_denied() -> None:
+    def ask(need: Need, *, resident: bool = False) -> Admit | Deny:
+        return admit(
+            device=card(), reading=reading(), reserved_mb=0, need=need, resident=resident, allow_unknown_need=False
+        )
+
+    assert isinstance(ask(Need(vram_mb=1, ram_mb=1)), Deny)
+    assert isinstance(ask(Need(vram_mb=1, ram_mb=0)), Admit)
+    assert isinstance(ask(Need(vram_mb=1, ram_mb=1), resident=True), Admit)
+    with pytest.raises(ValueError, match="negative"):
+        ask(Need(vram_mb=1, disk_mb=-1))

@@ -126,7 +126,13 @@ def test_c13_a_row_missing_from_two_polls_while_its_request_runs_is_never_idle()
 
 
 ROWS = st.lists(st.builds(row, st.sampled_from("abc"), st.sampled_from([None, SOON, LATER])), max_size=3)
-LOOKS = st.builds(lambda rows: look(*rows), ROWS) | st.just(look(healthy=False, resident=None))
+
+
+def look_at(rows: list[ResidentModel]) -> RuntimeReading:
+    return look(*rows)
+
+
+LOOKS = st.builds(look_at, ROWS) | st.just(look(healthy=False, resident=None))
 CARDS = st.lists(st.builds(card, st.sampled_from([None, 0, 1, 100])), max_size=3)
 
 

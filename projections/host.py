@@ -38,6 +38,8 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: The model that was checked, and the device.
     suspect_model: str = ""
     suspect_device: str = ""
+    #: Models that it may fetch when they are missing, as shell patterns.
+    pull: tuple[str, ...] = ()
 
     @property
     def suspicion(self) -> Suspicion | None:

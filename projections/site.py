@@ -535,6 +535,7 @@ class Site:
             url=fact.url,
             devices=fact.devices,
             loads_models=fact.loads_models,
+            pull=fact.pull,
         )
 
     def on_health_changed(self, event: Event, fact: runtime_facts.HealthChanged) -> None:

@@ -78,6 +78,9 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     refuse_spill: bool = False
     #: Models that may be fetched when they are missing, as shell patterns (``qwen3:*``); none otherwise.
     pull: tuple[str, ...] = ()
+    #: Where it keeps its models on this host, for the look at the disk before a fetch; where Ollama usually does, when
+    #: empty.
+    models_folder: str = ""
 
 
 class AgentConfig(Config, frozen=True, kw_only=True):

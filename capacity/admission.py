@@ -245,7 +245,7 @@ def admit(
 
 
 def _shows_use(reading: DeviceReading) -> bool:
-    return reading.source == "nvml" or reading.unified
+    return reading.source in ("nvml", "amdgpu") or reading.unified
 
 
 def _label(device: Device) -> str:

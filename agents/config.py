@@ -32,10 +32,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class DeviceConfig(Config, frozen=True, kw_only=True):
     """One device of this host, declared rather than found, or a found one with settings of its own."""
 
-    #: A GPU's UUID as NVML gives it (``GPU-…``, ``MIG-…``), or a name of your own for static and cpu devices.
+    #: A GPU's UUID as NVML gives it (``GPU-…``, ``MIG-…``), ``AMD-`` and its unique_id or PCI address as `gpuq doctor`
+    #: shows it, or a name of your own for static and cpu devices.
     id: Token
-    #: ``nvml`` is read live; ``cpu`` is the host's memory; ``static`` is what you declare, counted by reservations.
-    source: Literal["nvml", "cpu", "static"] = "nvml"
+    #: ``nvml`` and ``amdgpu`` are read live; ``cpu`` is the host's memory; ``static`` is what you declare, counted by
+    #: reservations.
+    source: Literal["nvml", "amdgpu", "cpu", "static"] = "nvml"
     #: What kind of placement the device stands for. A static device may stand for either.
     kind: Literal["gpu", "cpu"] | None = None
     #: For static devices: the capacity. For others: an upper limit on what may be used.
@@ -90,7 +92,7 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     site: Token = "main"
     devices: tuple[DeviceConfig, ...] = ()
     runtimes: tuple[RuntimeConfig, ...] = ()
-    #: Find NVML devices that are not declared above.
+    #: Find NVIDIA and AMD GPUs that are not declared above; an integrated AMD part only where it is the only GPU.
     find_devices: bool = True
     #: Use an Ollama on 127.0.0.1:11434 when no runtime is declared.
     find_runtimes: bool = True

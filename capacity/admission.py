@@ -284,7 +284,6 @@ def _of_the_host(need: Need | None, room: HostRoom | None) -> list[tuple[str, in
     asked = (("the host's memory", need.ram_mb, left.ram_mb), ("the host's disk", need.disk_mb, left.disk_mb))
     return [(name, wanted_mb, left_mb) for name, wanted_mb, left_mb in asked if wanted_mb]
 
-
 def _label(device: Device) -> str:
     return f"{device.id} ({device.name})"
 

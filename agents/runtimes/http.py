@@ -85,6 +85,15 @@ class RuntimeHttp:
         """The decoded answer to a POST of ``body`` as JSON. Raises as :meth:`get` does."""
         return decode(await self._whole("POST", path, body), decoder, path)
 
+    async def tell(self, path: str, body: dict[str, Any]) -> None:
+        """POST ``body`` as JSON and return when it is answered with status 200, whatever the answer says."""
+        async with self._open("POST", path, body) as response:
+            await Lines(response, path).finish()
+
+    async def text(self, path: str) -> str:
+        """The answer to a GET as text; bytes that are not UTF-8 are shown as such. Raises as :meth:`get` does."""
+        return (await self._whole("GET", path, None)).decode("utf-8", "replace")
+
     @asynccontextmanager
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Lines]:
         """The lines of a streamed answer to a POST. Leaving before their end closes the connection.

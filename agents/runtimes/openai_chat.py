@@ -1,4 +1,4 @@
-"""The chat protocol of OpenAI as llama.cpp speaks it: messages out, server-sent events in. Pure."""
+"""The chat protocol of OpenAI as llama.cpp and vLLM speak it: messages out, server-sent events in. Pure."""
 
 from __future__ import annotations
 

@@ -40,6 +40,8 @@ _BODY_AT_ONCE_BYTES_MAX = 256 * 1024
 
 class _ErrorObject(msgspec.Struct):
     message: str
+    #: More of it, as ComfyUI tells what is wrong with a graph.
+    details: Any = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -266,6 +268,8 @@ def _said(error: object) -> str:
     if isinstance(error, str):
         return error
     try:
-        return msgspec.convert(error, _ErrorObject).message
+        said = msgspec.convert(error, _ErrorObject)
     except msgspec.ValidationError:
         return msgspec.json.encode(error).decode()
+    details = said.details if isinstance(said.details, str) else ""
+    return f"{said.message}: {details}" if details.strip() else said.message

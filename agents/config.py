@@ -52,7 +52,7 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     """One entry of the host's registry. What is not listed is never touched."""
 
     name: Token
-    provider: Literal["llamacpp", "ollama"]
+    provider: Literal["comfyui", "huggingface", "llamacpp", "ollama", "vllm"]
     #: Base URL, such as ``http://127.0.0.1:11434``; empty for runtimes that are reached through their container.
     url: str = ""
     #: The Docker container that it runs in, by name: it may be begun, stopped and restarted by operators.
@@ -65,6 +65,9 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     keep_alive_s: Annotated[int, msgspec.Meta(ge=-1, le=2_592_000)] = 300
     #: Let jobs run whose need nobody declared or reported. Unknown is otherwise refused.
     allow_unknown_need: bool = False
+    #: How much VRAM it takes with its model loaded, for servers that do not say (vLLM, Hugging Face): its one model
+    #: counts as that large and as all in VRAM, which the device's own reading must then bear out.
+    holds_mb: Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)] | None = None
     #: gpukeeper is the only client: where the runtime does not say whether it works, no job of ours there means idle.
     sole_client: bool = False
     #: How long it must have been idle without a break before its memory may be taken back; the agent's where None.

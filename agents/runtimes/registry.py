@@ -5,10 +5,13 @@ from __future__ import annotations
 from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.runtimes import ollama_wire
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt
+from gpukeeper.agents.runtimes.comfyui import ComfyUI
 from gpukeeper.agents.runtimes.http import RuntimeHttp
+from gpukeeper.agents.runtimes.huggingface import HuggingFace
 from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
 from gpukeeper.agents.runtimes.ollama import Ollama
 from gpukeeper.agents.runtimes.port import Provider, RuntimeFailure
+from gpukeeper.agents.runtimes.vllm import Vllm
 
 OLLAMA_URL = "http://127.0.0.1:11434"
 
@@ -20,10 +23,16 @@ def build(config: RuntimeConfig, *, look_timeout_s: float = LOOK_TIMEOUT_S) -> P
         ConfigError: its ``url`` is none.
     """
     match config.provider:
+        case "comfyui":
+            return ComfyUI(config, look_timeout_s=look_timeout_s)
+        case "huggingface":
+            return HuggingFace(config, look_timeout_s=look_timeout_s)
         case "llamacpp":
             return LlamaCpp(config, look_timeout_s=look_timeout_s)
         case "ollama":
             return Ollama(config, look_timeout_s=look_timeout_s)
+        case "vllm":
+            return Vllm(config, look_timeout_s=look_timeout_s)
 
 
 async def find_runtimes(config: AgentConfig, *, ollama_url: str = OLLAMA_URL) -> tuple[RuntimeConfig, ...]:

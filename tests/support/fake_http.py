@@ -53,7 +53,7 @@ class Exchange:
         self._connection = connection
         self.method = method
         self.path = path
-        #: What stands behind the path's question mark, as it was sent.
+        #: What follows the question mark, as it was sent.
         self.query = query
         self.body = body
         self.cut_stream = False
@@ -285,12 +285,25 @@ class FakeServer:
 
 
 def prompt_of(asked: dict[str, Any]) -> str | None:
-    """The text that a request brings: its prompt, its last message, or its input; None where it brings none."""
+    """The text that a request brings: its prompt, its last message, or its input; None where it brings none.
+
+    A graph of nodes goes by the texts in it, see :func:`graph_text`.
+    """
+    if isinstance(asked.get("prompt"), dict):
+        return graph_text(asked["prompt"])
     if asked.get("prompt"):
         return asked["prompt"]
+    if "inputs" in asked:
+        return asked["inputs"]
     if asked.get("messages"):
         return asked["messages"][-1]["content"]
     return str(asked["input"]) if "input" in asked else None
+
+
+def graph_text(graph: dict[str, Any]) -> str:
+    """The texts that a graph's nodes were given, joined: what tells one job's graph from another's."""
+    inputs = [value for node in graph.values() for value in node.get("inputs", {}).values()]
+    return " ".join(value for value in inputs if isinstance(value, str))
 
 
 async def first_of(*events: asyncio.Event) -> asyncio.Event:

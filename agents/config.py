@@ -20,6 +20,9 @@ STOP_MARGIN_S = ABANDON_S + GOODBYE_S + 10.0
 #: Docker's own rule for the names of containers.
 CONTAINER_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
 
+#: How the analysis engine is usually started, with the files where images have them.
+KATAGO_COMMAND = ("katago", "analysis", "-config", "/app/analysis.cfg", "-model", "/app/model.bin.gz")
+
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -52,11 +55,13 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     """One entry of the host's registry. What is not listed is never touched."""
 
     name: Token
-    provider: Literal["comfyui", "huggingface", "llamacpp", "ollama", "vllm"]
+    provider: Literal["comfyui", "container", "huggingface", "katago", "llamacpp", "ollama", "vllm"]
     #: Base URL, such as ``http://127.0.0.1:11434``; empty for runtimes that are reached through their container.
     url: str = ""
     #: The Docker container that it runs in, by name: it may be begun, stopped and restarted by operators.
     container: Annotated[str, msgspec.Meta(pattern=CONTAINER_PATTERN)] | None = None
+    #: What starts KataGo's analysis engine inside its container.
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = KATAGO_COMMAND
     #: The devices it runs on, by id; all devices of the host when empty.
     devices: tuple[Token, ...] = ()
     #: The model must sit in VRAM to at least this share before a job may start.

@@ -127,9 +127,7 @@ class Handoff:
         but: set[tuple[str, str | None]] = frozenset(),  # type: ignore[assignment]
     ) -> Plan:
         """Who would be asked now, by the newest looks. Pure but for them."""
-        tenants = self._room.tenancy.tenants(
-            self._room.gpu_ids(), self._room.view.pins, but=asker.epoch
-        )
+        tenants = self._room.tenancy.tenants(self._room.gpu_ids(), self._room.view.pins, but=asker.epoch)
         owners = [
             owner
             for owner in owners_on(device.id, tenants)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpukeeper.cli.devicewords import WORDS as DEVICE_WORDS
+from gpukeeper.cli.devicewords import why
 from gpukeeper.cli.quantities import duration, limit, megabytes, size
 from gpukeeper.cli.reasonwords import in_words
 from gpukeeper.events import device, host, job, operator, readings, route, runtime, site
@@ -34,8 +36,22 @@ IMPORTANT: tuple[type, ...] = (
     device.Appeared,
     device.Changed,
     device.ClaimLapsed,
+    device.ReclaimRequested,
+    device.ReclaimRefused,
+    device.Reclaimed,
+    device.ReclaimFailed,
+    device.HandedOff,
+    device.Drained,
+    device.Resumed,
     runtime.HealthChanged,
     runtime.Suspect,
+    runtime.ModelUnloaded,
+    runtime.Pinned,
+    runtime.Unpinned,
+    runtime.Acted,
+    runtime.ProvisionStarted,
+    runtime.Provisioned,
+    runtime.ProvisionFailed,
     host.Joined,
     host.Left,
     site.CommandRefused,
@@ -164,10 +180,6 @@ def _failed(fact: job.Failed) -> str:
     return f"failed, {in_words(fact.reason, fact.detail)}{status}"
 
 
-def _why(actor: str, reason: str) -> str:
-    return f"by {actor}" + (f": {reason}" if reason else "")
-
-
 def _expired(fact: job.Expired) -> str:
     spent = f"{duration(fact.elapsed_s)} of {limit(fact.limit_s)}, set by {fact.source or BUILT_IN}"
     return f"expired: {fact.clock} clock, {spent}" + (f"; {fact.detail}" if fact.detail else "")
@@ -185,21 +197,6 @@ def _routed(fact: route.Routed) -> str:
     return f"routed to {place}, attempt {fact.attempt}, score {fact.score:g}{others}{why}"
 
 
-def _appeared(fact: device.Appeared) -> str:
-    slots = f"{fact.slots} slot{'s' if fact.slots != 1 else ''}"
-    not_used = f"; not used: {fact.unschedulable}" if fact.unschedulable else ""
-    name = f" {fact.name}" if fact.name else ""
-    return f"{fact.kind}{name}, {megabytes(fact.total_mb)}, {slots}{not_used}"
-
-
-def _health(fact: runtime.HealthChanged) -> str:
-    detail = f": {fact.detail}" if fact.detail else ""
-    if not fact.healthy:
-        return f"does not answer{detail}"
-    has = "did not say which models it has" if fact.models is None else f"has {', '.join(fact.models) or 'no model'}"
-    return f"healthy, {has}{detail}"
-
-
 def _joined(fact: host.Joined) -> str:
     runtimes = ", ".join(fact.runtimes) or "none"
     return f"agent joined (version {fact.version}); devices: {', '.join(fact.devices) or 'none'}; runtimes: {runtimes}"
@@ -210,6 +207,7 @@ def _beat(fact: readings.Heartbeat) -> str:
 
 
 _WORDS: Mapping[type, Callable[[Any], str]] = {
+    **DEVICE_WORDS,
     Submitted: _submitted,
     Unknown: lambda fact: f"{fact.type}, of a newer version",
     Unreadable: lambda fact: f"no event: {fact.problem}",
@@ -224,10 +222,10 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     job.PlacementFailed: _misplaced,
     job.Started: lambda fact: f"started, attempt {fact.attempt}",
     job.Progress: lambda fact: f"{fact.tokens} tokens after {duration(fact.elapsed_s)}",
-    job.CancelRequested: lambda fact: f"cancel requested {_why(fact.actor, fact.reason)}",
+    job.CancelRequested: lambda fact: f"cancel requested {why(fact.actor, fact.reason)}",
     job.Succeeded: _succeeded,
     job.Failed: _failed,
-    job.Cancelled: lambda fact: f"cancelled {_why(fact.actor, fact.reason)}",
+    job.Cancelled: lambda fact: f"cancelled {why(fact.actor, fact.reason)}",
     job.Preempted: lambda fact: f"preempted, {in_words(fact.reason, fact.detail)}",
     job.Expired: _expired,
     job.Unroutable: lambda fact: f"unroutable, {in_words(fact.reason, fact.detail)}",
@@ -235,15 +233,6 @@ _WORDS: Mapping[type, Callable[[Any], str]] = {
     job.LateResult: lambda fact: f"late result ({fact.outcome}), shown and not applied" + _detail(fact.detail),
     route.Routed: _routed,
     route.Unrouted: lambda fact: f"route to {fact.host} withdrawn, {in_words(fact.reason, fact.detail)}",
-    device.Appeared: _appeared,
-    device.Changed: lambda fact: f"is {fact.state}" + _detail(fact.detail),
-    device.Claimed: lambda fact: f"slot {fact.slot} claimed for {fact.job}, attempt {fact.attempt}",
-    device.Released: lambda fact: f"claim {fact.epoch} of {fact.job} released",
-    device.ClaimLapsed: lambda fact: f"claim {fact.epoch} of {fact.job} lapsed" + _detail(fact.detail),
-    runtime.Registered: lambda fact: f"registered: {fact.provider} at {fact.url}",
-    runtime.HealthChanged: _health,
-    runtime.ModelLoaded: lambda fact: f"loaded {fact.model} in {duration(fact.load_s)} for {fact.job}",
-    runtime.Suspect: lambda fact: f"suspect since {fact.job}: {fact.model}, {in_words(fact.reason, fact.detail)}",
     host.Joined: _joined,
     host.Left: lambda fact: "agent left" + _detail(fact.detail),
     site.LeaderElected: lambda fact: f"scheduler {fact.instance_id} leads",

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpukeeper.cli import reasonwords, words
-from gpukeeper.events import job
+from gpukeeper.events import device, job, runtime
 from gpukeeper.events.catalog import FACTS
 from gpukeeper.events.codec import Event, Submitted, Unknown, Unreadable, decode, encode
 from gpukeeper.events.fact import Fact
@@ -61,6 +61,60 @@ def test_an_expiry_names_the_clock_its_limit_and_where_that_was_set() -> None:
     fact = job.Expired(job="j1", clock="run", limit_s=60, source="job deadlines.run_s", elapsed_s=60.2)
 
     assert words.sentence(event(fact)) == "expired: run clock, 1 min 00 s of 1 min, set by job deadlines.run_s"
+
+
+def test_a_refused_reclaim_says_of_each_owner_what_it_holds_and_why_it_stays() -> None:
+    fact = device.ReclaimRefused(
+        host="box",
+        device="gpu0",
+        reason=Reason.INSUFFICIENT,
+        detail="0 MB of 20104 MB may be released",
+        job="j1",
+        need_mb=22_000,
+        considered=(
+            device.Considered(
+                runtime="comfyui", held_mb=21_700, kept=Reason.IN_GRACE, detail="idle 100 s of 300 s before it may go"
+            ),
+            device.Considered(runtime="ollama", model="qwen3:8b", held_mb=None, kept=Reason.PINNED),
+        ),
+    )
+
+    said = words.sentence(event(fact, "gpuq.ev.device.box.gpu0"))
+
+    assert said.startswith("nothing is freed for j1, needs 21.5 GB, insufficient: ")
+    assert "comfyui (21.2 GB) stays, in_grace: idle 100 s of 300 s before it may go" in said
+    assert said.endswith("ollama/qwen3:8b (?) stays, pinned")
+
+
+def test_what_was_freed_is_what_was_measured_beside_what_was_promised() -> None:
+    fact = device.Reclaimed(
+        host="box",
+        device="gpu0",
+        generation=9,
+        runtime="ollama",
+        model="qwen3:8b",
+        promised_mb=5000,
+        measured_mb=3000,
+        free_mb=4900,
+        settle_s=2.5,
+    )
+
+    assert words.sentence(event(fact, "gpuq.ev.device.box.gpu0")) == (
+        "ollama/qwen3:8b let go of 3000 MB as measured (promised 5000 MB) within 2.50 s; free now: 4900 MB"
+    )
+
+
+def test_an_act_that_was_not_done_names_its_reason_and_one_without_a_reason_says_so_too() -> None:
+    fact = runtime.Acted(
+        host="box", runtime="comfyui", act="begin", wanted_seq=3, done=False, reason=Reason.CRASH_LOOPING, detail="4 x"
+    )
+    bare = runtime.Acted(host="box", runtime="comfyui", act="stop", wanted_seq=3, done=False)
+
+    subject = "gpuq.ev.runtime.box.comfyui"
+    assert words.sentence(event(fact, subject)) == (
+        "begin is not done, crash_looping: its container keeps restarting (4 x)"
+    )
+    assert words.sentence(event(bare, subject)) == "stop is not done"
 
 
 def test_what_is_no_fact_is_shown_too() -> None:

@@ -110,6 +110,9 @@ def run() -> None:
         if reconfigure is not None:
             # A terminal that cannot show a character shows its escape instead of an error.
             reconfigure(errors="backslashreplace")
+            if stream is sys.stdout and not stream.isatty():
+                # JSON is UTF-8 whatever the locale says, and what a model wrote goes into a file as it is.
+                reconfigure(encoding="utf-8")
     sys.exit(main())
 
 

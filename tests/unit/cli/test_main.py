@@ -124,6 +124,15 @@ def test_output_that_cannot_be_written_is_one_sentence_and_exit_code_7() -> None
     assert json.loads(silent.stdout)["error"]["exit"] == Exit.USAGE
 
 
+def test_json_in_a_pipe_is_utf8_whatever_the_locale_can_say() -> None:
+    argv = [*PROGRAM, "status", "\N{LATIN SMALL LETTER U WITH DIAERESIS}\N{SNOWMAN}", "--json"]
+    done = subprocess.run(
+        argv, capture_output=True, check=False, env=environment() | {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    )
+
+    assert "\N{LATIN SMALL LETTER U WITH DIAERESIS}\N{SNOWMAN}" in json.loads(done.stdout)["error"]["message"]
+
+
 def test_a_program_without_standard_streams_does_what_it_is_told() -> None:
     done, wrong = in_shell(">&- 2>&- <&-", "version"), in_shell("2>&-", *WRONG)
 

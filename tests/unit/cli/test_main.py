@@ -133,6 +133,17 @@ def test_json_in_a_pipe_is_utf8_whatever_the_locale_can_say() -> None:
     assert "\N{LATIN SMALL LETTER U WITH DIAERESIS}\N{SNOWMAN}" in json.loads(done.stdout)["error"]["message"]
 
 
+def test_a_current_folder_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = 'cd "$1" && rmdir "$1" && shift && "$@"'
+    argv = ("sh", "-c", script, "sh", str(folder), *PROGRAM, "status", "a")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment())
+
+    assert done.returncode == Exit.MISCONFIGURED
+    assert done.stderr == "gpuq: the current folder does not exist any more: change to another one\n"
+
+
 def test_a_program_without_standard_streams_does_what_it_is_told() -> None:
     done, wrong = in_shell(">&- 2>&- <&-", "version"), in_shell("2>&-", *WRONG)
 

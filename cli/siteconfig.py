@@ -134,7 +134,10 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         if device.source == "static" and device.total_mb is None:
             yield Problem(f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device")
     for place, runtime in enumerate(config.runtimes):
-        if not _leads_somewhere(runtime.url, ("http", "https")):
+        if "@" in runtime.url:
+            # Neither is it shown here: the URL stands in the log, which keeps it for ever, and on every screen.
+            yield Problem(f"runtimes[{place}].url", "http://...@...", "no secret: everybody can read it in the log")
+        elif not _leads_somewhere(runtime.url, ("http", "https")):
             yield Problem(f"runtimes[{place}].url", runtime.url, "a URL such as http://127.0.0.1:11434")
         if not config.agent.find_devices:
             for unknown in (each for each in runtime.devices if each not in declared):

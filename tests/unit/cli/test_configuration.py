@@ -116,6 +116,7 @@ def test_an_error_names_the_file_the_place_and_what_would_be_right(text: str, wo
         '[nats]\nurl = "nats://me:hunter2@127.0.0.1:4222"',
         '[nats]\nurl = "nats://hunter2@127.0.0.1:4222"',
         '[nats]\nurl = "nats://me:hunter2@[::1"',
+        RUNTIME.replace("http://", "http://me:hunter2@"),
     ],
 )
 def test_an_error_never_repeats_a_secret(text: str) -> None:

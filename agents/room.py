@@ -20,7 +20,7 @@ from gpukeeper.agents.memory.observer import Observer
 from gpukeeper.agents.memory.tenancy import Tenancy
 from gpukeeper.agents.memory.turns import Turns
 from gpukeeper.agents.outputs import Outputs
-from gpukeeper.agents.processes import listener_pid
+from gpukeeper.agents.processes import family, listener_pid
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.agents.writer import OwnSubject, patiently
 from gpukeeper.capacity.admission import HostRoom as HostLeft
@@ -236,11 +236,20 @@ class HostRoom:
         return tuple(await asyncio.gather(*(self.inventory.read(each) for each in self.devices_of(provider, claimed))))
 
     async def process_use_mb(self, provider: Provider, readings: Iterable[DeviceReading]) -> int | None:
-        """What the runtime's process holds on these devices, for runtimes that do not report it; None where unknown."""
+        """What the runtime's process and its workers hold on these devices, for runtimes that do not report it.
+
+        A llama.cpp router and a vLLM have one that listens and others that hold the memory. None where unknown.
+        """
         uses = [use for reading in readings for use in reading.processes or ()]
         port = urlsplit(provider.config.url).port
         if provider.reports_vram or not uses or port is None:
             return None
-        pid = await asyncio.to_thread(listener_pid, port)
-        held = [use.used_mb for use in uses if use.pid == pid and use.used_mb is not None]
+        pids = await asyncio.to_thread(_serving, port)
+        held = [use.used_mb for use in uses if use.pid in pids and use.used_mb is not None]
         return sum(held) if held else None
+
+
+def _serving(port: int) -> frozenset[int]:
+    """The process that listens on ``port`` and all that it started; none where that is unknown. Blocks."""
+    pid = listener_pid(port)
+    return frozenset() if pid is None else family(pid)

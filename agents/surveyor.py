@@ -59,6 +59,7 @@ class Surveyor:
         self.looks: dict[str, RuntimeReading] = {}
         self._told_devices: dict[str, str] = {}
         self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
+        self._told_registry: dict[str, Registered] = {}
         self._told_problems: tuple[str, ...] = ()
         self._look: asyncio.Task[None] | None = None
         self.stopping = False
@@ -90,19 +91,7 @@ class Surveyor:
                 grace_s=self._config.idle_grace_of(provider.config),
                 gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
             )
-            registered = Registered(
-                host=self._room.host,
-                runtime=name,
-                provider=provider.config.provider,
-                url=provider.config.url,
-                devices=provider.config.devices,
-                loads_models=provider.loads_models,
-                releases=provider.releases,
-                idle_grace_s=self._config.idle_grace_of(provider.config),
-                container=provider.config.container,
-                pull=provider.config.pull if provider.pulls else (),
-            )
-            await self._room.runtime_subject(name).append(registered)
+            await self._tell_registry(name)
         await self._survey()
 
     async def devices_changed(self) -> bool:
@@ -137,6 +126,7 @@ class Surveyor:
             suspicion = self._room.suspects.get(name)
             known = suspicion is not None and suspicion is suspects.get(name)
             cleared = known and suspicion is not None and await self._clears(name, look, suspicion)
+            await _as_far_as_it_goes(self._tell_registry(name))
             await _as_far_as_it_goes(self._tell_runtime(name, look, cleared=cleared))
 
     def _shown(self, reading: DeviceReading) -> DeviceReading:
@@ -153,6 +143,26 @@ class Surveyor:
         await self._room.device_subject(device.id).append(changed)
         self._told_devices[device.id] = state
         _log.warning("device_changed", device=device.id, state=state, detail=detail)
+
+    async def _tell_registry(self, name: str) -> None:
+        """What the runtime can do shows only when it answers, for some: a llama.cpp server may be a router."""
+        provider = self._providers[name]
+        registered = Registered(
+            host=self._room.host,
+            runtime=name,
+            provider=provider.config.provider,
+            url=provider.config.url,
+            devices=provider.config.devices,
+            loads_models=provider.loads_models,
+            releases=provider.releases,
+            idle_grace_s=self._config.idle_grace_of(provider.config),
+            container=provider.config.container,
+            pull=provider.config.pull if provider.pulls else (),
+        )
+        if self._told_registry.get(name) == registered:
+            return
+        await self._room.runtime_subject(name).append(registered)
+        self._told_registry[name] = registered
 
     async def _tell_runtime(self, name: str, look: RuntimeReading, *, cleared: bool) -> None:
         models, untold = told(look.models)

@@ -13,6 +13,7 @@ from gpukeeper.cli.workers import run_worker
 
 if __name__ == "__main__":
     defaults = Inventory.__init__.__kwdefaults__
-    assert "meminfo" in defaults, defaults
+    assert defaults is not None
+    assert "meminfo" in defaults
     defaults["meminfo"] = Path(sys.argv[1])
     sys.exit(run_worker("agent"))

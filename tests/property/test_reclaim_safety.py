@@ -44,37 +44,38 @@ WHY = {
     Reason.INSUFFICIENT,
 }
 
-amounts = st.none() | st.integers(-10, 60) | st.integers(0, 50_000)
-#: Mostly such that an owner may go, or every choice would be empty.
-likely = st.sampled_from([True, True, True, True, True, False])
+#: What may be wrong with an owner that could go otherwise, field by field.
+FLAWS: dict[str, st.SearchStrategy[object]] = {
+    "held_mb": st.sampled_from([None, 0, -10, 50_000]),
+    "on_device": st.sampled_from([False, None]),
+    "activity": st.sampled_from(["busy", "unknown"]),
+    "idle_s": st.sampled_from([None, 0.0, 299.999, 300.0, -1.0, float("nan"), float("inf")]),
+    "pinned": st.just(True),
+    "releases": st.sampled_from(["none", "model", "all"]),
+    "jobs_here": st.sampled_from([1, 3]),
+    "loading": st.just(True),
+    "stopping": st.just(True),
+}
 
 
 @st.composite
 def owner_lists(draw: st.DrawFn, *, most: int = 9) -> tuple[Owner, ...]:
+    """Most may go, or every choice would be empty; the others have mostly one flaw, so that each rule is alone."""
     found: list[Owner] = []
     for index in range(draw(st.integers(0, most))):
-        good = draw(likely)
         by_model = draw(st.booleans())
-        found.append(
-            Owner(
-                runtime=f"r{index}",
-                model="m" if by_model else None,
-                held_mb=draw(st.integers(1, 30) if good else amounts),
-                on_device=True if good else draw(st.sampled_from([True, False, None])),
-                activity="idle" if good else draw(st.sampled_from(["idle", "busy", "unknown"])),
-                idle_s=draw(
-                    st.sampled_from([300.0, 301.0, 900.0])
-                    if good
-                    else st.sampled_from([None, 0.0, 299.999, 300.0, -1.0, float("nan"), float("inf")])
-                ),
-                grace_s=GRACE_S,
-                pinned=not good and draw(st.booleans()),
-                releases=("model" if by_model else "all") if good else draw(st.sampled_from(["none", "model", "all"])),
-                jobs_here=0 if good else draw(st.sampled_from([0, 0, 1, 3])),
-                loading=not good and draw(st.booleans()),
-                stopping=not good and draw(st.booleans()),
-            )
+        good = Owner(
+            runtime=f"r{index}",
+            model="m" if by_model else None,
+            held_mb=draw(st.integers(1, 30)),
+            on_device=True,
+            activity="idle",
+            idle_s=draw(st.sampled_from([300.0, 301.0, 900.0])),
+            grace_s=GRACE_S,
+            releases="model" if by_model else "all",
         )
+        flaws = draw(st.sets(st.sampled_from(sorted(FLAWS)), max_size=draw(st.sampled_from([0, 0, 1, 1, 4]))))
+        found.append(msgspec.structs.replace(good, **{name: draw(FLAWS[name]) for name in sorted(flaws)}))
     return tuple(found)
 
 
@@ -381,9 +382,10 @@ class Shared(RuleBasedStateMachine):
     @rule(index=st.integers(0, 3))
     def a_runtime_rests(self, index: int) -> None:
         name = self.pick(index)
-        self.works[name] = False
         self.at += timedelta(seconds=1)
-        self.rests_since[name] = self.at
+        if self.works[name]:
+            self.works[name] = False
+            self.rests_since[name] = self.at
 
     @rule(index=st.integers(0, 3), mb=st.none() | st.integers(0, 9000))
     def a_runtime_is_wrong_about_what_it_holds(self, index: int, mb: int | None) -> None:
@@ -396,8 +398,9 @@ class Shared(RuleBasedStateMachine):
     @rule(index=st.integers(0, 3), begins=st.booleans())
     def a_job_of_ours_uses_a_runtime(self, index: int, begins: bool) -> None:
         name = self.pick(index)
-        self.jobs[name] = int(begins)
-        self.rests_since[name] = self.at + timedelta(seconds=1)
+        if self.jobs[name] != int(begins):
+            self.jobs[name] = int(begins)
+            self.rests_since[name] = self.at + timedelta(seconds=1)
         self.look([])
 
     @rule(mb=st.integers(0, 4000))

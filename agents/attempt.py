@@ -407,12 +407,22 @@ class Attempt:
             return endings.expired(self._hold.so_far(), expired)
         except RuntimeFailure as failure:
             if self.stop_reason is None:
-                return endings.failed(self._hold.so_far(), failure.reason, failure.detail, status=failure.status)
+                return await self._failed_by_runtime(failure)
             # It was told to stop, and this is how it took that.
             return await self._stopped_end(proven=await self._prove_stopped())
         except Exception:
             await self._prove_stopped()
             raise
+
+    async def _failed_by_runtime(self, failure: RuntimeFailure) -> Fact:
+        """A runtime whose GPU fell off the bus fails in words of its own, if in any: the driver is asked as well."""
+        device, so_far = self.slot.device, self._hold.so_far()
+        reading = await self.room.inventory.read(device.id)
+        if reading.state != "lost":
+            return endings.failed(so_far, failure.reason, failure.detail, status=failure.status)
+        why = f"{device.id} ({device.name}) is lost: {reading.error or 'no further word'}"
+        detail = f"{why}; {self.provider.config.name}: {failure.detail}"
+        return endings.failed(so_far, Reason.DEVICE_LOST, detail, status=failure.status)
 
     async def _work(self, body: Body, evidence: Evidence) -> Fact:
         hold = self._hold

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import structlog
 from bench_site import BenchServer
 from figures import Figure, show, write
+from measure_decisions import measure_decisions
 from measure_devices import measure_devices
 from measure_jobs import measure_site
 from measure_log import fill, measure_accepts, measure_folds, measure_snapshot, open_log
@@ -40,10 +41,12 @@ async def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parser = argparse.ArgumentParser(description="Measure gpukeeper.")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
-    parser.add_argument("--only", choices=["log", "site", "devices"])
+    parser.add_argument("--only", choices=["decisions", "devices", "log", "site"])
     options = parser.parse_args()
     quick: bool = options.quick
     figures: list[Figure] = []
+    if options.only in (None, "decisions"):
+        figures += measure_decisions(quick=quick)
     if options.only in (None, "log"):
         with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
             figures += await measure_log(Path(folder), quick=quick)

@@ -16,7 +16,7 @@ is asked (``insufficient``): nothing is thrown out for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -64,6 +64,21 @@ class Hurdle(msgspec.Struct, frozen=True):
     detail: str
 
 
+_MAYBE_ELSEWHERE = Hurdle(Reason.OTHER_DEVICE, "nobody can tell whether it sits on this device")
+_ELSEWHERE = Hurdle(Reason.OTHER_DEVICE, "it does not sit on this device")
+_HOLDS_UNKNOWN = Hurdle(Reason.OTHER_DEVICE, "nobody can tell how much it holds on this device")
+_HOLDS_NOTHING = Hurdle(Reason.OTHER_DEVICE, "it holds nothing on this device")
+_NO_WAY = Hurdle(Reason.NOT_RELEASABLE, "it has no safe way to let go, or may not be asked to")
+_NO_MODEL = Hurdle(Reason.NOT_RELEASABLE, "it lets go of models only, and this is none")
+_ONLY_ALL = Hurdle(Reason.NOT_RELEASABLE, "it can only let go of everything at once")
+_STOPPING = Hurdle(Reason.NOT_RELEASABLE, "it is on its way out already")
+_PINNED = Hurdle(Reason.PINNED, "it is pinned")
+_LOADING = Hurdle(Reason.OWNER_BUSY, "it is loading")
+_BUSY = Hurdle(Reason.OWNER_BUSY, "it is busy")
+_ACTIVITY_UNKNOWN = Hurdle(Reason.ACTIVITY_UNKNOWN, "nobody can tell whether it works")
+_SINCE_UNKNOWN = Hurdle(Reason.ACTIVITY_UNKNOWN, "it looks idle, with no evidence since when")
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Who would be asked to let go."""
 
@@ -81,39 +96,42 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def hurdles(owner: Owner) -> tuple[Hurdle, ...]:
     """Everything that stands in the way of a release of ``owner``, in the order of the rules; empty where it may go."""
-    found: list[Hurdle] = []
+    return tuple(_hurdles(owner))
+
+
+def _hurdles(owner: Owner) -> Iterator[Hurdle]:
+    """One after the other: who wants only the first does not pay for the rest."""
     if owner.on_device is None:
-        found.append(Hurdle(Reason.OTHER_DEVICE, "nobody can tell whether it sits on this device"))
+        yield _MAYBE_ELSEWHERE
     elif not owner.on_device:
-        found.append(Hurdle(Reason.OTHER_DEVICE, "it does not sit on this device"))
+        yield _ELSEWHERE
     elif owner.held_mb is None:
-        found.append(Hurdle(Reason.OTHER_DEVICE, "nobody can tell how much it holds on this device"))
+        yield _HOLDS_UNKNOWN
     elif owner.held_mb <= 0:
-        found.append(Hurdle(Reason.OTHER_DEVICE, "it holds nothing on this device"))
+        yield _HOLDS_NOTHING
     if owner.releases == "none":
-        found.append(Hurdle(Reason.NOT_RELEASABLE, "it has no safe way to let go, or may not be asked to"))
+        yield _NO_WAY
     elif owner.releases == "model" and owner.model is None:
-        found.append(Hurdle(Reason.NOT_RELEASABLE, "it lets go of models only, and this is none"))
+        yield _NO_MODEL
     elif owner.releases == "all" and owner.model is not None:
-        found.append(Hurdle(Reason.NOT_RELEASABLE, "it can only let go of everything at once"))
+        yield _ONLY_ALL
     elif owner.stopping:
-        found.append(Hurdle(Reason.NOT_RELEASABLE, "it is on its way out already"))
+        yield _STOPPING
     if owner.pinned:
-        found.append(Hurdle(Reason.PINNED, "it is pinned"))
+        yield _PINNED
     if owner.jobs_here != 0:
-        found.append(Hurdle(Reason.OWNER_BUSY, f"{owner.jobs_here} job(s) load or run there"))
+        yield Hurdle(Reason.OWNER_BUSY, f"{owner.jobs_here} job(s) load or run there")
     elif owner.loading:
-        found.append(Hurdle(Reason.OWNER_BUSY, "it is loading"))
+        yield _LOADING
     elif owner.activity == "busy":
-        found.append(Hurdle(Reason.OWNER_BUSY, "it is busy"))
+        yield _BUSY
     elif owner.activity != "idle":
-        found.append(Hurdle(Reason.ACTIVITY_UNKNOWN, "nobody can tell whether it works"))
+        yield _ACTIVITY_UNKNOWN
     elif owner.idle_s is None:
-        found.append(Hurdle(Reason.ACTIVITY_UNKNOWN, "it looks idle, with no evidence since when"))
+        yield _SINCE_UNKNOWN
     # Written so that a figure that is not a number stays within the grace.
     elif not owner.idle_s >= owner.grace_s:
-        found.append(Hurdle(Reason.IN_GRACE, _idle_words(owner)))
-    return tuple(found)
+        yield Hurdle(Reason.IN_GRACE, _idle_words(owner))
 
 
 def plan(shortfall_mb: int | None, owners: Sequence[Owner]) -> Plan:
@@ -127,10 +145,11 @@ def plan(shortfall_mb: int | None, owners: Sequence[Owner]) -> Plan:
     Raises:
         ValueError: two owners of the same name.
     """
-    if len({(owner.runtime, owner.model) for owner in owners}) != len(owners):
+    names = [(owner.runtime, owner.model) for owner in owners]
+    if len(set(names)) != len(names):
         raise ValueError(f"the same owner twice: {', '.join(owner.label for owner in owners)}")
-    stays = [hurdles(owner) for owner in owners]
-    free = [owner for owner, reasons in zip(owners, stays, strict=True) if not reasons]
+    stays = [next(_hurdles(owner), None) for owner in owners]
+    free = [owner for owner, hurdle in zip(owners, stays, strict=True) if hurdle is None]
     could_free_mb = sum(_held(owner) for owner in free)
     if shortfall_mb is None:
         chosen, enough = free, True
@@ -144,8 +163,8 @@ def plan(shortfall_mb: int | None, owners: Sequence[Owner]) -> Plan:
         kept = Hurdle(Reason.INSUFFICIENT, words)
     going = {(owner.runtime, owner.model) for owner in chosen}
     considered = tuple(
-        _considered(owner, reasons[0] if reasons else None if (owner.runtime, owner.model) in going else kept)
-        for owner, reasons in zip(owners, stays, strict=True)
+        _considered(owner, hurdle or (None if name in going else kept))
+        for owner, name, hurdle in zip(owners, names, stays, strict=True)
     )
     return Plan(
         chosen=tuple(sorted(chosen, key=lambda owner: (-_held(owner), *_rank(owner)))),

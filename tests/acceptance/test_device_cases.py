@@ -246,6 +246,8 @@ async def test_c19_a_card_that_falls_off_the_bus_fails_its_job_and_the_others_go
         back = await site.watch.end(waiting)
 
     assert isinstance(end, Failed)
+    assert end.reason == Reason.DEVICE_LOST
+    assert text in end.detail
     assert text in changed.detail
     assert changed.reading is not None
     assert (changed.reading.state, changed.reading.free_mb) == ("lost", None)

@@ -395,3 +395,11 @@ def test_where_nobody_read_what_the_host_has_left_a_need_of_it_is_denied() -> No
     assert isinstance(ask(Need(vram_mb=1, ram_mb=1), resident=True), Admit)
     with pytest.raises(ValueError, match="negative"):
         ask(Need(vram_mb=1, disk_mb=-1))
+
+
+@pytest.mark.parametrize("source", ["nvml", "amdgpu"])
+def test_readings_of_a_card_show_what_was_loaded_before_them(source: str) -> None:
+    ledger = Ledger().reserve(7, "GPU-1", 5000, NOW).loaded(7, after(1))
+
+    assert ledger.unseen_mb(reading(source=source, read_at=utc_text(after(1)))) == 5000
+    assert ledger.unseen_mb(reading(source=source, read_at=utc_text(after(2)))) == 0

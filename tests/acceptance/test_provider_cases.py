@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,30 @@ async def test_a_workflow_that_is_cancelled_is_interrupted_at_the_runtime(site: 
     assert isinstance(end, Cancelled)
     assert (await fake.counters())["interrupts"] == 1
     await site.check()
+
+
+async def test_a_graph_in_a_file_is_submitted_and_what_it_gave_is_printed_as_json(site: Site) -> None:
+    await begin(site, "comfyui")
+    file = site.folder / "graph.json"
+    file.write_text(json.dumps(graph("a cat")))
+    config = str(site.folder / "agent.toml")
+    argv = ("submit", "--workflow", str(file), "--vram-mb", "8000", "--id", "cat", "--wait", "--quiet")
+    said = await gpuq(*argv, "--config", config)
+    again = await gpuq("result", "cat", "--config", config)
+
+    assert json.loads(said) == {"9": {"images": [{"filename": "a cat.png", "type": "output"}]}}
+    assert again == said
+    await site.check()
+
+
+async def gpuq(*argv: str) -> bytes:
+    """What the program says on stdout; it must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "gpukeeper.cli.main", *argv), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    return said
 
 
 async def test_a_workflow_that_names_a_model_of_its_own_is_refused_with_what_to_name(site: Site) -> None:

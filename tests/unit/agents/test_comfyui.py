@@ -14,6 +14,7 @@ from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.placement import judge
 from gpukeeper.agents.runtimes import comfyui
 from gpukeeper.agents.runtimes.comfyui import ComfyUI
+from gpukeeper.agents.runtimes.http import RuntimeHttp
 from gpukeeper.agents.runtimes.port import Done, RuntimeFailure, Token
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -102,7 +103,8 @@ async def test_it_holds_what_torch_has_given_out_and_lists_both_its_names(fake: 
 
     reading = await comfy.residency()
 
-    (row,) = reading.resident or ()
+    assert reading.resident is not None
+    (row,) = reading.resident
     assert (row.size_bytes, row.vram_bytes) == (7 * GB, 7 * GB)
     assert reading.models == ("pictures", "comfyui")
     assert comfy.find(reading, "pictures") == comfy.find(reading, "comfyui") == row
@@ -250,8 +252,8 @@ async def test_a_run_that_somebody_interrupts_is_a_failure(fake: FakeComfyUI, co
     fake.hold = asyncio.Event()
     running = asyncio.create_task(failure_of(comfy, graph()))
     await until(lambda: fake.executions)
-    other = ComfyUI(comfy.config)
-    await other._http.tell("/interrupt", {})  # pyright: ignore[reportPrivateUsage]
+    other = RuntimeHttp(fake.url)
+    await other.tell("/interrupt", {})
     await other.close()
 
     failure = await running

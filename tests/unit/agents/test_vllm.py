@@ -33,8 +33,8 @@ async def vllm(fake: FakeVllm) -> AsyncGenerator[Vllm]:
 
 
 def made(fake: FakeVllm, **settings: Any) -> Vllm:
-    config = RuntimeConfig(name="v", provider="vllm", url=fake.url, **{"holds_mb": 9_000, **settings})
-    return Vllm(config, look_timeout_s=0.5)
+    said: dict[str, Any] = {"holds_mb": 9_000, **settings}
+    return Vllm(RuntimeConfig(name="v", provider="vllm", url=fake.url, **said), look_timeout_s=0.5)
 
 
 async def result_of(vllm: Vllm, work: Work, task: Any = "generate", model: str = "tiny") -> JobResult:
@@ -107,7 +107,8 @@ async def test_awake_it_holds_what_the_registry_says_and_asleep_nothing(fake: Fa
     await vllm.release(None)
     asleep = await vllm.look()
 
-    (row,) = awake.resident or ()
+    assert awake.resident is not None
+    (row,) = awake.resident
     assert (row.model, row.size_bytes, row.vram_bytes) == ("tiny", 9_000 * MB, 9_000 * MB)
     assert vllm.find(awake, "alias") == vllm.find(awake, "tiny:latest") == row
     assert (asleep.healthy, asleep.resident, asleep.models) == (True, (), awake.models)
@@ -191,7 +192,8 @@ async def test_without_a_figure_of_the_registry_size_and_vram_are_unknown(fake: 
     reading = await vllm.residency()
     await vllm.close()
 
-    (row,) = reading.resident or ()
+    assert reading.resident is not None
+    (row,) = reading.resident
     assert (row.size_bytes, row.vram_bytes) == (None, None)
     assert not vllm.reports_vram
 

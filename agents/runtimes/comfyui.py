@@ -102,15 +102,12 @@ class ComfyUI:
     async def residency(self) -> RuntimeReading:
         read_at = utc_now()
         stats = await attempt(self._row(), "/system_stats", self._look_timeout_s)
-        failed = isinstance(stats, RuntimeFailure)
-        return RuntimeReading(
-            runtime=self._config.name,
-            read_at=read_at,
-            healthy=not failed,
-            resident=None if isinstance(stats, RuntimeFailure) else stats,
-            models=self._names,
-            error=str(stats) if failed else None,
-        )
+        name = self._config.name
+        if isinstance(stats, RuntimeFailure):
+            # A fork without figures answers all the same: it is up, and what it holds is unknown.
+            healthy = stats.reason is Reason.RUNTIME_BAD_REPLY
+            return RuntimeReading(runtime=name, read_at=read_at, healthy=healthy, models=self._names, error=str(stats))
+        return RuntimeReading(runtime=name, read_at=read_at, healthy=True, resident=stats, models=self._names)
 
     async def _row(self) -> tuple[ResidentModel, ...]:
         stats = await self._http.get("/system_stats", wire.stats_decoder)

@@ -78,6 +78,13 @@ async def test_activity_is_its_queue_and_nothing_else(fake: FakeComfyUI, comfy: 
     assert (await comfy.look()).activity == "idle"
 
 
+async def test_a_prompt_that_only_waits_is_activity(fake: FakeComfyUI, comfy: ComfyUI) -> None:
+    waiting = '{"queue_running":[],"queue_pending":[[1,"p",{},{},[]]]}'
+    fake.faults["/queue"] = Fault("status", status=200, body=waiting)
+
+    assert (await comfy.look()).activity == "busy"
+
+
 async def test_c29_open_connections_are_no_activity(fake: FakeComfyUI, comfy: ComfyUI) -> None:
     """C29, llama-swap#1001: a browser's tab holds a socket while both queues are empty."""
     reader, writer = await asyncio.open_connection("127.0.0.1", fake.port)
@@ -126,10 +133,9 @@ async def test_figures_that_are_missing_or_impossible_leave_what_it_holds_unknow
 ) -> None:
     fake.stats = {"system": {}, "devices": devices, "error": "no torch"}
 
-    reading = await comfy.look()
-
-    assert (reading.healthy, reading.resident) == (True, None)
-    assert "/system_stats" in (reading.error or "")
+    for reading in (await comfy.look(), await comfy.residency()):
+        assert (reading.healthy, reading.resident) == (True, None)
+        assert "/system_stats" in (reading.error or "")
 
 
 @pytest.mark.parametrize("path", ["/queue", "/system_stats"])

@@ -17,6 +17,7 @@ NAME = "vllm:num_requests_running"
         (f"{NAME} 3", 3.0),
         (f"{NAME}{{}} 3.0", 3.0),
         (f'{NAME}{{engine="0"}} 0.0\n{NAME}{{engine="1"}} 1.0\n', 1.0),
+        (f'{NAME}{{engine="0"}} 2.0\n{NAME}{{engine="1"}} 3.0\n', 5.0),
         (f'# HELP {NAME} about 9\n# TYPE {NAME} gauge\n{NAME}{{engine="0"}} 2\n', 2.0),
         (NAME + '{model_name="a } \\" b, 7 {",engine="0"} 4 1760883302000\r\n', 4.0),
         (f"  {NAME}\t5", 5.0),

@@ -45,7 +45,13 @@ SKEW_S_MAX = 2.0
 #: No clock is right that shows a time before this code was written.
 WRITTEN_AT = datetime(2025, 1, 1, tzinfo=UTC)
 #: What proves that a runtime of each provider answers.
-_RUNTIME_PATHS: Mapping[str, str] = {"ollama": "/api/version", "llamacpp": "/health"}
+_RUNTIME_PATHS: Mapping[str, str] = {
+    "comfyui": "/queue",
+    "huggingface": "/health",
+    "llamacpp": "/health",
+    "ollama": "/api/version",
+    "vllm": "/health",
+}
 _OLLAMA_URL = "http://127.0.0.1:11434"
 
 

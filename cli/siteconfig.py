@@ -113,6 +113,10 @@ class LogSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     payload_ttl_s: Annotated[float, msgspec.Meta(ge=0, le=3_153_600_000)] = 604_800.0
 
 
+#: Providers whose servers do not say how much memory their model takes.
+SAYS_NO_SIZE = ("huggingface", "vllm")
+
+
 class SiteConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``gpuq.toml``."""
 
@@ -158,6 +162,9 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         elif (needs_url or runtime.url) and not _leads_somewhere(runtime.url, ("http", "https")):
             yield Problem(f"runtimes[{place}].url", runtime.url, "a URL such as http://127.0.0.1:11434")
         yield from _container_problems(f"runtimes[{place}]", runtime)
+        if runtime.provider in SAYS_NO_SIZE and runtime.holds_mb is None and not _only_cpu(runtime, config.devices):
+            wanted = f"how much VRAM it takes, in MB: a {runtime.provider} server does not say, and nothing else does"
+            yield Problem(f"runtimes[{place}].holds_mb", None, wanted)
         if not config.agent.find_devices:
             for unknown in (each for each in runtime.devices if each not in declared):
                 yield Problem(
@@ -181,6 +188,12 @@ def _leads_somewhere(url: str, schemes: Container[str]) -> bool:
         return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
     except ValueError:  # brackets without a pair, or a port that is no number or too large
         return False
+
+
+def _only_cpu(runtime: RuntimeConfig, devices: Iterable[DeviceConfig]) -> bool:
+    """Whether the runtime may use declared CPUs only, where nothing needs to be in VRAM."""
+    cpus = {device.id for device in devices if device.source == "cpu" or device.kind == "cpu"}
+    return bool(runtime.devices) and set(runtime.devices) <= cpus
 
 
 def _nats_problems(nats: NatsConfig) -> Iterator[Problem]:

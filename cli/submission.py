@@ -27,6 +27,8 @@ from gpukeeper.events.work import ObjectRef, Work
 
 #: The largest body of a job: it goes through the object store, and into the memory of an agent.
 BODY_BYTES_MAX = 64 * 1_048_576
+#: What a workflow names as its model where it names none.
+WORKFLOW_MODEL = "comfyui"
 _CLOCKS = ("queue", "load", "first_byte", "idle", "run")
 _WORK_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(Work))
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -41,6 +43,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     #: ``role:text`` each.
     messages: Sequence[str] = ()
     embed: Sequence[str] = ()
+    #: Bytes of a file with a JSON object each: a graph of ComfyUI, a query of an analysis engine.
+    workflow: bytes | None = None
+    analysis: bytes | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
@@ -99,7 +104,7 @@ def fields_of(asked: Asked) -> dict[str, Any]:
 def merged(file: bytes | None, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The file's job with the fields of the command line over it; None where the file is no JSON object."""
     if file is None:
-        return dict(given)
+        return {**_defaults(given), **given}
     try:
         found: Any = msgspec.json.decode(file)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -114,7 +119,12 @@ def merged(file: bytes | None, given: Mapping[str, Any]) -> dict[str, Any] | Non
         if name in given and isinstance(inner, dict):
             base = {**base, name: {**cast("dict[str, Any]", inner), **given[name]}}
             given = {key: value for key, value in given.items() if key != name}
-    return {**base, **given}
+    return {**_defaults({**base, **given}), **base, **given}
+
+
+def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes without saying: a graph names its models itself, so every workflow asks for the same one."""
+    return {"model": WORKFLOW_MODEL} if "workflow" in fields else {}
 
 
 def checked(file: bytes | None, given: Mapping[str, Any], *, new_id: str) -> Submission:
@@ -207,7 +217,7 @@ def too_large(count: int | None) -> Refused:
 
 
 def _body_of(asked: Asked) -> dict[str, Any]:
-    """``prompt``, ``messages`` or ``input``. More than one stays, for the parser to refuse."""
+    """What the job is: a prompt, messages, an input, a workflow or an analysis. More than one stays, for the parser."""
     given: dict[str, Any] = {}
     messages = [_message(each) for each in asked.messages]
     if asked.chat and asked.prompt is None and not messages:
@@ -221,7 +231,43 @@ def _body_of(asked: Asked) -> dict[str, Any]:
         given["messages"] = messages
     if asked.embed:
         given["input"] = asked.embed[0] if len(asked.embed) == 1 else list(asked.embed)
+    if asked.workflow is not None:
+        given["workflow"] = _graph(_object("--workflow", asked.workflow))
+    if asked.analysis is not None:
+        given["analysis"] = _object("--analysis", asked.analysis)
     return given
+
+
+def _object(option: str, file: bytes) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        WrongUsage: it is none, with the place.
+    """
+    try:
+        found: Any = msgspec.json.decode(file)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{option}: not JSON: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise WrongUsage(f"{option}: must be a JSON object that is not empty")
+    return cast("dict[str, Any]", found)
+
+
+def _graph(found: dict[str, Any]) -> dict[str, Any]:
+    """The graph in a file for ComfyUI, with or without the ``prompt`` around it that its own interface asks for.
+
+    Raises:
+        WrongUsage: it is what the editor saves, which ComfyUI itself does not run.
+    """
+    if "nodes" in found and "links" in found:
+        raise WrongUsage("--workflow: saved for the editor; save it again with 'Export (API)', which the server runs")
+    graph: Any = found.get("prompt") if set(found) <= {"prompt", "client_id", "extra_data"} else found
+    if not isinstance(graph, dict):
+        raise WrongUsage("--workflow: prompt must be a graph of nodes")
+    for name, node in cast("dict[str, Any]", graph).items():
+        if not isinstance(node, dict) or "class_type" not in node:
+            raise WrongUsage(f"--workflow: node {name[:80]!r} has no class_type: not a graph in the API format")
+    return cast("dict[str, Any]", graph)
 
 
 def _message(text: str) -> dict[str, str]:

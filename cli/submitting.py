@@ -56,7 +56,7 @@ class SubmitRun:
             WaitTimedOut: it did not end in time, and goes on.
         """
         given = fields_of(asked)
-        raw = None if file is None else _read(file)
+        raw = None if file is None else read_file(file)
         new_id = new_job_id()
         what = pack(checked(raw, given, new_id=new_id)) if check else unchecked(raw, given, new_id=new_id)
         async with open_session(self._where, follows=self._manner.waits) as session, Inbox(session) as inbox:
@@ -158,10 +158,10 @@ def read_prompt(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option is not None:
         raise WrongUsage("give the prompt once: as PROMPT or with --prompt")
     prompt = argument if argument is not None else option
-    return prompt if prompt != "-" else _read(Path("-")).decode("utf-8", "surrogateescape")
+    return prompt if prompt != "-" else read_file(Path("-")).decode("utf-8", "surrogateescape")
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
     """A file, or stdin for ``-``, up to the largest body and its surroundings.
 
     Raises:

@@ -107,12 +107,14 @@ async def view_to_end(session: Session, inbox: Inbox, job_id: str, view: View, k
 
 
 def print_result(result: JobResult) -> None:
-    """The text of a result; what is no text as JSON, one line for each embedding."""
+    """The text of a result; what is no text as JSON: an output, a message, or one line for each embedding."""
     text = text_of(result)
     if text is not None:
         print_text(text)
     elif result.embeddings is not None:
         for row in result.embeddings:
             say(json_text(row))
+    elif result.output is not None:
+        print_json(result.output)
     else:
         say(json_text(result.message))

@@ -135,6 +135,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "deadlines": tuple(f.encode_name for f in msgspec.structs.fields(Deadlines)),
     "messages[]": tuple(f.encode_name for f in msgspec.structs.fields(ChatMessage)),
 }
+#: Each makes a job of another task; a job has one.
+_BODIES = ("prompt", "messages", "input", "workflow", "analysis")
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in msgspec.structs.fields(JobSpec)}
 #: What may stand in a field with a closed list of values.
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -215,13 +217,13 @@ def check(spec: JobSpec, *, event_id: str | None = None) -> Submission | tuple[P
     problems: list[Problem] = []
     task = task_of(spec)
     if spec.body is not None:
-        if spec.prompt is not None or spec.messages is not None or spec.input is not None:
-            problems.append(Problem(path="body", message="give either body or one of prompt, messages, input"))
+        if any(getattr(spec, name) is not None for name in _BODIES):
+            problems.append(Problem(path="body", message=f"give either body or one of {', '.join(_BODIES)}"))
         if spec.task is None:
             problems.append(Problem(path="task", message="with body, say what it is: " + ", ".join(get_args(Task))))
         task = spec.task
     elif task is None:
-        problems.append(Problem(path="", message="give exactly one of prompt, messages, input"))
+        problems.append(Problem(path="", message=f"give exactly one of {', '.join(_BODIES)}"))
     elif spec.task not in (None, task):
         problems.append(_problem("task", f"the body given is for {task!r}", spec.task))
     if spec.messages is not None and not spec.messages:

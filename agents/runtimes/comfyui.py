@@ -10,9 +10,10 @@ ComfyUI that holds nothing yet is listed for a while with one byte: the check ne
 nothing is in VRAM. Before it, such a ComfyUI is not resident, so that the job's declared need is asked of the device.
 That the graph's own models land in VRAM nobody can say beforehand; ComfyUI itself fails a run that finds no room.
 
-*Progress.* The queue and the history are asked once a second. Each answer that has the prompt in its place is a sign
-of life, and the job's idle clock runs from the last one. How far a run is, they do not say: the run clock bounds it.
-A status that cannot be had is no end of the run. A prompt that is in neither list any more is lost, not done.
+*Progress.* The queue and the history are asked again and again, twice a second once a run has gone on for a while. Each
+answer that has the prompt in its place is a sign of life, and the job's idle clock runs from the last one. How far a
+run is, they do not say: the run clock bounds it. A status that cannot be had is no end of the run. A prompt that is
+in neither list any more is lost, not done.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from gpukeeper.events.work import Task, Work
 
 _log = structlog.get_logger("gpukeeper.comfyui")
 
-#: Between two looks at a prompt.
-POLL_S = 1.0
-#: So many looks in a row may fail before the run counts as lost; each may take as long as a look.
-FAILED_LOOKS_MAX = 120
+#: Between two looks at a prompt, at most: the first follow each other faster, as many a run is short.
+POLL_S = 0.5
+FIRST_POLL_S = 0.02
+#: So many looks in a row may fail before nobody waits any more; each may take as long as a look.
+FAILED_LOOKS_MAX = 240
 #: So many looks in a row must find a prompt in neither list: queue and history are two requests.
 GONE_LOOKS = 2
 #: How long a load stands for a ComfyUI that holds nothing: until the check that follows it, and no later.
@@ -100,15 +102,12 @@ class ComfyUI:
     async def residency(self) -> RuntimeReading:
         read_at = utc_now()
         stats = await attempt(self._row(), "/system_stats", self._look_timeout_s)
-        failed = isinstance(stats, RuntimeFailure)
-        return RuntimeReading(
-            runtime=self._config.name,
-            read_at=read_at,
-            healthy=not failed,
-            resident=None if isinstance(stats, RuntimeFailure) else stats,
-            models=self._names,
-            error=str(stats) if failed else None,
-        )
+        name = self._config.name
+        if isinstance(stats, RuntimeFailure):
+            # A fork without figures answers all the same: it is up, and what it holds is unknown.
+            healthy = stats.reason is Reason.RUNTIME_BAD_REPLY
+            return RuntimeReading(runtime=name, read_at=read_at, healthy=healthy, models=self._names, error=str(stats))
+        return RuntimeReading(runtime=name, read_at=read_at, healthy=True, resident=stats, models=self._names)
 
     async def _row(self) -> tuple[ResidentModel, ...]:
         stats = await self._http.get("/system_stats", wire.stats_decoder)
@@ -192,6 +191,7 @@ class ComfyUI:
                 raise
             place: wire.Place = "pending"
             failed_looks, gone_looks = 0, 0
+            poll_s = min(FIRST_POLL_S, self._poll_s)
             while True:
                 looked = await self._look_at(prompt_id)
                 if isinstance(looked, wire.Entry):
@@ -218,7 +218,8 @@ class ComfyUI:
                 else:
                     place, failed_looks, gone_looks = looked, 0, 0
                     yield Token("")
-                await asyncio.sleep(self._poll_s)
+                await asyncio.sleep(poll_s)
+                poll_s = min(2 * poll_s, self._poll_s)
         finally:
             if not ended:
                 await self._take_back(prompt_id, client_id)

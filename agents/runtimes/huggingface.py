@@ -185,12 +185,13 @@ class HuggingFace:
                 async with aclosing(self._streamed(body, served)) as stream:
                     async for item in stream:
                         yield item
-                return
             except RuntimeFailure as failure:
                 if failure.status != 404:
                     raise
                 # It has no such path, and so did nothing: asked again without streaming, now and from here on.
                 self._streams = False
+            else:
+                return
         answer = wire.generated(await self._http.post("/generate", body, wire.either_decoder), "/generate")
         if answer.generated_text:
             yield Token(answer.generated_text)

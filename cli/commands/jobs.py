@@ -44,7 +44,7 @@ def result(
     data: DataOption = None,
     nats: NatsOption = None,
 ) -> None:
-    """Print what a job came to: its text, its message, or its embeddings."""
+    """Print what a job came to: its text, its message, its embeddings, or its output."""
     import asyncio
 
     from gpukeeper.cli.onejob import show_result

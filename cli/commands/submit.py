@@ -32,6 +32,19 @@ def submit(
         list[str] | None,
         typer.Option("--embed", metavar="TEXT", help="A text to make an embedding of.", rich_help_panel=_JOB),
     ] = None,
+    workflow: Annotated[
+        Path | None,
+        typer.Option(
+            "--workflow",
+            metavar="FILE",
+            help="A graph for ComfyUI as JSON (API format); the model is comfyui unless one is named.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    analysis: Annotated[
+        Path | None,
+        typer.Option("--analysis", metavar="FILE", help="A query of an analysis engine as JSON.", rich_help_panel=_JOB),
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", metavar="FILE", help="A job as JSON; - is stdin.", rich_help_panel=_JOB),
@@ -110,7 +123,7 @@ def submit(
     import asyncio
 
     from gpukeeper.cli.submission import Asked
-    from gpukeeper.cli.submitting import Manner, SubmitRun, read_prompt
+    from gpukeeper.cli.submitting import Manner, SubmitRun, read_file, read_prompt
 
     asked = Asked(
         model=model,
@@ -118,6 +131,8 @@ def submit(
         chat=chat,
         messages=message or (),
         embed=embed or (),
+        workflow=None if workflow is None else read_file(workflow),
+        analysis=None if analysis is None else read_file(analysis),
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,

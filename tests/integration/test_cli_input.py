@@ -147,6 +147,8 @@ def test_options_with_wrong_values_are_refused_with_field_value_and_remedy(
         ("--prompt", "and an argument"),
         ("--producer", "a.b"),
         ("--file", "/no/such/file"),
+        ("--workflow", "/no/such/file"),
+        ("--analysis", "/dev/null"),
         ("--max-tokens", "three"),
         ("--place", "moon"),
         ("--no-such-option",),

@@ -45,12 +45,24 @@ DEVICE = "gpu0"
 LEASE_TTL_S = 2.0
 
 
+#: The fake of each provider.
+_MODULES = {
+    "comfyui": "support.comfyui_fake",
+    "huggingface": "support.huggingface_fake",
+    "llamacpp": "support.llamacpp_fake",
+    "ollama": "support.ollama",
+    "vllm": "support.vllm_fake",
+}
+
+
 class Fake:
     """A fake runtime in a process of its own, and what it is told and asked."""
 
-    def __init__(self, name: str, provider: str, folder: Path) -> None:
+    def __init__(self, name: str, provider: str, folder: Path, *, settings: Mapping[str, object] | None = None) -> None:
         self.name = name
         self.provider = provider
+        #: What its entry in the registry says besides name, provider and URL.
+        self.settings = dict(settings or {})
         self._port_file = folder / f"{name}.port"
         self.part = Part(name, self._argv(0), folder)
         self._client: aiohttp.ClientSession | None = None
@@ -71,9 +83,8 @@ class Fake:
         self._port_file.unlink()
 
     def _argv(self, port: int) -> tuple[str, ...]:
-        module = "support.ollama" if self.provider == "ollama" else "support.llamacpp_fake"
         options = ("--port-file", str(self._port_file), "--port", str(port), "--count-prompts")
-        return (sys.executable, "-P", "-m", module, *options)
+        return (sys.executable, "-P", "-m", _MODULES[self.provider], *options)
 
     async def _port(self) -> int | None:
         assert self.part.running, self.part.log
@@ -187,6 +198,10 @@ class Site:
         """A fake Ollama with the models ``m:8b`` and ``qwen3:latest``."""
         return await self._fake(Fake(name, "ollama", self.folder), attributes)
 
+    async def runtime(self, provider: str, settings: Mapping[str, object] | None = None, **attributes: object) -> Fake:
+        """The fake of any provider, named as it is; ``settings`` go into its entry of the registry."""
+        return await self._fake(Fake(provider, provider, self.folder, settings=settings), attributes)
+
     async def _fake(self, fake: Fake, attributes: dict[str, object]) -> Fake:
         self.parts.append(fake.part)
         self.fakes.append(fake)
@@ -273,7 +288,13 @@ class Site:
             self._up_port = self._up_port or free_ports(1)[0]
             sections["server"] = {"port": self._up_port}
         runtimes = [
-            {"name": fake.name, "provider": fake.provider, "url": fake.url, "allow_unknown_need": False}
+            {
+                "name": fake.name,
+                "provider": fake.provider,
+                "url": fake.url,
+                "allow_unknown_need": False,
+                **fake.settings,
+            }
             for fake in self.fakes
         ]
         runtimes += [{"name": one.name, "provider": one.provider, "url": one.server.url} for one in self.served]

@@ -35,8 +35,8 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ("[kinds.task]", r"kinds.task = a table: unknown key; known keys are inference"),
         ("zzz = 1", r"zzz = 1: unknown key; known keys are site, host, nats"),
         (
-            RUNTIME + RUNTIME.replace('"a"', '"b"').replace("ollama", "vllm"),
-            r'runtimes\[1\].provider = "vllm": must be one of "llamacpp", "ollama"',
+            RUNTIME + RUNTIME.replace('"a"', '"b"').replace("ollama", "triton"),
+            r'runtimes\[1\].provider = "triton": must be one of "comfyui", .*"llamacpp", .*"ollama"',
         ),
         (
             '[kinds.inference]\non_capacity = "maybe"',
@@ -64,6 +64,8 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         (RUNTIME + RUNTIME, r'runtimes\[1\].name = "a": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\n' * 2, r'devices\[1\].id = "c": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\nsource = "static"', r"devices\[0\].total_mb: missing: must be a capacity"),
+        (RUNTIME.replace("ollama", "vllm"), r"runtimes\[0\].holds_mb: missing: must be how much VRAM it takes"),
+        (RUNTIME.replace("ollama", "huggingface") + "holds_mb = 0", r"runtimes\[0\].holds_mb = 0: expected"),
         (RUNTIME.replace("http:", "ftp:"), r'runtimes\[0\].url = "ftp://127.0.0.1:1": must be a URL such as'),
         (RUNTIME.replace("127.0.0.1:1", "[::1"), r'runtimes\[0\].url = "http://\[::1": must be a URL such as'),
         (RUNTIME.replace(":1", ":99999"), r'runtimes\[0\].url = "http://127.0.0.1:99999": must be a URL such as'),
@@ -261,3 +263,13 @@ def test_the_examples_commented_settings_decode_too() -> None:
 
     assert config.nats.password_file is not None
     assert (config.server.port, config.host.name) == (4222, "box")
+
+
+@pytest.mark.parametrize("provider", ["vllm", "huggingface"])
+def test_a_server_that_does_not_say_its_size_needs_none_where_it_is_on_a_cpu_only(provider: str) -> None:
+    cpu = '[[devices]]\nid = "c"\nsource = "cpu"\n'
+
+    decode_config(cpu + RUNTIME.replace("ollama", provider) + 'devices = ["c"]', name="my.toml")
+    decode_config(RUNTIME.replace("ollama", provider) + "holds_mb = 8000", name="my.toml")
+    with pytest.raises(ConfigError, match="holds_mb"):
+        decode_config(cpu + RUNTIME.replace("ollama", provider) + 'devices = ["c", "GPU-1"]', name="my.toml")

@@ -58,6 +58,66 @@ def test_one_text_to_embed_is_a_text_and_several_are_a_list() -> None:
     assert fields_of(Asked(embed=("a", "b"))) == {"input": ["a", "b"]}
 
 
+GRAPH = {"3": {"class_type": "KSampler", "inputs": {"seed": 1}}}
+
+
+@pytest.mark.parametrize("file", [GRAPH, {"prompt": GRAPH, "client_id": "me"}])
+def test_a_graph_is_a_workflow_and_its_model_goes_without_saying(file: dict[str, Any]) -> None:
+    given = fields_of(Asked(workflow=json.dumps(file).encode()))
+
+    assert given == {"workflow": GRAPH}
+    assert checked(None, given, new_id="new").task == "workflow"
+    assert checked(None, given, new_id="new").spec.model == "comfyui"
+    assert checked(None, {**given, "model": "pictures"}, new_id="new").spec.model == "pictures"
+    assert checked(b'{"model": "mine"}', given, new_id="new").spec.model == "mine"
+
+
+def test_a_query_is_an_analysis_and_needs_a_model() -> None:
+    given = fields_of(Asked(analysis=b'{"moves": [["B", "Q16"]]}'))
+
+    assert given == {"analysis": {"moves": [["B", "Q16"]]}}
+    assert checked(None, {**given, "model": "katago"}, new_id="new").task == "analysis"
+    with pytest.raises(Refused, match="model: required"):
+        checked(None, given, new_id="new")
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (b"{", "--workflow: not JSON"),
+        (b"\xff", "--workflow: not JSON"),
+        (b"[]", "--workflow: must be a JSON object"),
+        (b"{}", "--workflow: must be a JSON object"),
+        (b'{"nodes": [], "links": []}', r"Export \(API\)"),
+        (b'{"prompt": 3}', "prompt must be a graph"),
+        (b'{"3": {"inputs": {}}}', "node '3' has no class_type"),
+        (b'{"3": []}', "node '3' has no class_type"),
+    ],
+)
+def test_a_file_that_is_no_graph_is_refused_with_the_reason(file: bytes, words: str) -> None:
+    with pytest.raises(WrongUsage, match=words):
+        fields_of(Asked(workflow=file))
+
+
+def test_a_graph_beside_a_prompt_is_refused() -> None:
+    given = fields_of(Asked(workflow=json.dumps(GRAPH).encode(), prompt="and this"))
+
+    with pytest.raises(Refused, match="exactly one of prompt, messages, input, workflow, analysis"):
+        checked(None, given, new_id="new")
+
+
+def test_a_large_graph_moves_to_the_object_store() -> None:
+    large = {"3": {"class_type": "Text", "inputs": {"text": "x" * INLINE_BYTES_MAX}}}
+
+    packed = pack(submission(workflow=large))
+
+    assert packed.body is not None
+    assert msgspec.json.decode(packed.body) == {"workflow": large}
+    assert (packed.spec.workflow, packed.spec.task) == (None, "workflow")
+    with pytest.raises(Refused, match="give either body or one of"):
+        checked(encode_spec(packed.spec), {"workflow": GRAPH}, new_id="new")
+
+
 def test_options_stand_over_the_file_and_keep_what_it_nests() -> None:
     file = json.dumps({"model": "a", "priority": 3, "deadlines": {"run_s": 1, "idle_s": 2}}).encode()
 

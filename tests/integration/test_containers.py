@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+import tempfile
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -24,7 +25,7 @@ pytest_plugins = ["support.docker_fixture"]
 
 
 @asynccontextmanager
-async def steward_of(*containers: str, url: str) -> AsyncIterator[Steward]:
+async def steward_of(*containers: str, url: str) -> AsyncGenerator[Steward]:
     """A steward whose runtimes are named as their containers."""
     runtimes = tuple(RuntimeConfig(name=each, provider="container", container=each) for each in containers)
     steward = Steward.of_host(AgentConfig(host="h", runtimes=runtimes), base_url=url)
@@ -227,6 +228,33 @@ async def test_a_program_that_is_not_there_is_refused_or_ends_with_the_engines_c
     assert sizes[1] is None
 
 
+async def test_an_engine_that_goes_away_and_comes_back_is_found_again(docker_engine: DockerDaemon) -> None:
+    own = DockerDaemon(Path(tempfile.mkdtemp(prefix="gpuq-docker-")))
+    try:
+        own.start()
+        own.make("kept", "sleep", "1000")
+        async with steward_of("kept", url=own.url) as steward:
+            before = await steward.look("kept")
+            program = await steward.engine.exec("kept", ("cat",))
+            await program.write(b"up\n")
+            assert await program.line() == b"up"
+            own.halt()
+            away = await steward.look("kept")
+            cut = await program.line()
+            proven = await program.kill()
+            own.launch()
+            back = await steward.look("kept")
+            begun = await steward.perform("kept", "begin")
+            gone = await program.kill()
+    finally:
+        own.stop()
+
+    assert (before.status, away.status, back.status) == ("running", "unknown", "exited")
+    assert "no container engine at " in away.error
+    assert (cut, proven, gone) == (None, False, True)
+    assert begun.done, begun.detail
+
+
 # --- engines that are not there, may not be used, are too old, hang, or are none
 
 
@@ -251,7 +279,7 @@ async def test_a_socket_that_nobody_listens_on_is_an_absent_engine(tmp_path: Pat
 
 
 @contextmanager
-def unprivileged() -> Iterator[None]:
+def unprivileged() -> Generator[None]:
     """Root may use every socket; anybody else may not."""
     if os.geteuid() != 0:
         yield
@@ -305,7 +333,7 @@ async def test_an_engine_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def answering(folder: Path, body: bytes | None) -> AsyncIterator[str]:
+async def answering(folder: Path, body: bytes | None) -> AsyncGenerator[str]:
     """A server on a Unix socket that answers every request with ``body``; None: never."""
     path = folder / "s"
     hold = asyncio.Event()

@@ -41,7 +41,13 @@ class DockerDaemon:
         return self.folder / "s"
 
     def start(self) -> None:
-        """Start it and make the image.
+        """Start it and make the image. Raises as :meth:`launch` does."""
+        self.launch()
+        self._client = docker.APIClient(self.url, version="auto", timeout=60)
+        self._client.import_image_from_data(image_tar(), repository="gpukeeper-test", tag="1")
+
+    def launch(self) -> None:
+        """Start it, on the data it had before where there is any.
 
         Raises:
             AssertionError: it does not come up; has its log.
@@ -54,17 +60,20 @@ class DockerDaemon:
                 ["dockerd", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         until_found(self._takes_connections, f"dockerd takes connections; its log:\n{self.log}")
-        self._client = docker.APIClient(self.url, version="auto", timeout=60)
-        self._client.import_image_from_data(image_tar(), repository="gpukeeper-test", tag="1")
+
+    def halt(self) -> None:
+        """End it, and with it every container."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+            self._process = None
 
     def stop(self) -> None:
         for name in self._made:
             self.remove(name)
         if self._client is not None:
             self._client.close()
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(timeout=30)
+        self.halt()
         subprocess.run(["umount", "-l", f"{self.folder}/exec/netns/default"], capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -163,11 +163,10 @@ class Steward:
         """Take a look into account, and say in words whether it loops. An unknown state changes nothing."""
         now_s = self._monotonic_s()
         if state.status == "missing":
-            self._seen.pop(state.name, None)
             return None
         seen = self._seen.get(state.name, ())
         if state.restart_count is not None:
-            if not seen:
+            if not seen or seen[-1].id != state.id:
                 seen = self._made_within_window(state, now_s)
             newest = Observation(now_s, state.restart_count, state.status, state.id or "")
             seen = remember(seen, newest, restarts=self._restarts, window_s=self._window_s)
@@ -176,7 +175,7 @@ class Steward:
         return None if found is None else found.words
 
     def _made_within_window(self, state: ContainerState, now_s: float) -> tuple[Observation, ...]:
-        """At the first look: a container that was made within the window had not been restarted then."""
+        """At the first look at a container: one that was made within the window had not been restarted then."""
         try:
             made = datetime.fromisoformat(state.created_at or "")
             age_s = (self._wall() - made).total_seconds()

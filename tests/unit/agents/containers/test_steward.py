@@ -161,6 +161,14 @@ async def test_restarts_of_a_container_made_within_the_window_count_at_the_first
     assert state.crash_looping is not None
 
 
+async def test_a_container_made_again_that_already_restarted_often_is_no_less_guilty(desk: Desk) -> None:
+    await desk.steward.look("box")
+    desk.engine.id, desk.engine.created_at = "c2", "2026-01-01T11:59:00Z"
+    desk.engine.restart_count = 3
+
+    assert (await desk.steward.look("box")).crash_looping is not None
+
+
 @pytest.mark.parametrize(
     "created_at", ["2026-01-01T11:45:00Z", "2026-01-01T12:00:10Z", "", "soon", "2026-01-01T11:59:00"]
 )

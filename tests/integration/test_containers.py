@@ -332,6 +332,41 @@ async def test_an_engine_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     assert caught.value.fault == "slow"
 
 
+async def test_an_act_that_hangs_keeps_no_look_waiting(tmp_path: Path) -> None:
+    asked, hold = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while request := await reader.readline():
+                while (await reader.readline()).strip():
+                    pass
+                body = b'{"Version":"24.0","ApiVersion":"1.43"}'
+                if b"/stop" in request:
+                    asked.set()
+                    await hold.wait()
+                    return
+                if b"/containers/" in request:
+                    body = b'{"Id":"a","RestartCount":0,"State":{"Status":"running"}}'
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(serve, tmp_path / "s")
+    async with steward_of("box", url=f"unix://{tmp_path}/s") as steward:
+        stopping = asyncio.create_task(steward.perform("box", "stop"))
+        await asked.wait()
+        during = await steward.look("box")
+        hold.set()
+        outcome = await stopping
+    server.close()
+    await server.wait_closed()
+
+    assert (during.status, stopping.done()) == ("running", True)
+    assert (outcome.done, outcome.reason) == (False, Reason.CONTAINER_ENGINE)
+
+
 @asynccontextmanager
 async def answering(folder: Path, body: bytes | None) -> AsyncGenerator[str]:
     """A server on a Unix socket that answers every request with ``body``; None: never."""

@@ -19,7 +19,10 @@ from typing import Protocol
 import msgspec
 import nats.errors
 
-from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.config import AgentConfig, RuntimeConfig
+from gpukeeper.agents.containers.port import ContainerFailure, Fault
+from gpukeeper.agents.containers.standing import trouble
+from gpukeeper.agents.containers.steward import Steward
 from gpukeeper.agents.devices.pci import has_nvidia_hardware
 from gpukeeper.agents.runtimes.http import RuntimeHttp
 from gpukeeper.agents.runtimes.port import RuntimeFailure
@@ -51,6 +54,13 @@ _RUNTIME_PATHS: Mapping[str, str] = {
     "llamacpp": "/health",
     "ollama": "/api/version",
     "vllm": "/health",
+}
+_ENGINE_FIXES: Mapping[Fault, str] = {
+    "absent": "install or start Docker, or set $DOCKER_HOST",
+    "denied": "add the user to the group docker, and log in anew",
+    "too_old": "install a newer Docker",
+    "slow": "look at the engine's log",
+    "bad_reply": "correct $DOCKER_HOST",
 }
 _OLLAMA_URL = "http://127.0.0.1:11434"
 
@@ -100,6 +110,7 @@ async def run_checks(
     wants_gpu = any(device.source in ("nvml", "amdgpu") for device in config.devices)
     checks += await device_checks(finder(config), expected=wants_gpu or has_nvidia_hardware())
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
+    checks += await container_checks(config.runtimes)
     checks.append(demo_check())
     return tuple(checks)
 
@@ -265,7 +276,9 @@ async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
 async def runtime_checks(runtimes: Sequence[RuntimeConfig], *, find_runtimes: bool) -> list[Check]:
     """Whether each declared runtime answers; without any, whether there is an Ollama at its usual place."""
     if runtimes:
-        return list(await asyncio.gather(*(_runtime_check(runtime) for runtime in runtimes)))
+        # One without a URL is reached through its container only.
+        with_url = [runtime for runtime in runtimes if runtime.url or runtime.provider in _RUNTIME_PATHS]
+        return list(await asyncio.gather(*(_runtime_check(runtime) for runtime in with_url)))
     if not find_runtimes:
         fix = "declare one in [[runtimes]]"
         return [Check(name="runtimes", ok=None, detail="none declared: no job can run on this host", fix=fix)]
@@ -276,7 +289,7 @@ async def runtime_checks(runtimes: Sequence[RuntimeConfig], *, find_runtimes: bo
 
 async def _runtime_check(runtime: RuntimeConfig) -> Check:
     name = f"runtime {runtime.name}"
-    path = _RUNTIME_PATHS[runtime.provider]
+    path = _RUNTIME_PATHS.get(runtime.provider, "")
     url = runtime.url.rstrip("/") + path
     fix = f"start it, or correct url or provider of the runtime {runtime.name}"
     try:
@@ -296,6 +309,41 @@ async def _runtime_check(runtime: RuntimeConfig) -> Check:
     finally:
         await http.close()
     return Check(name=name, ok=True, detail=f"{runtime.provider} at {runtime.url}")
+
+
+async def container_checks(runtimes: Sequence[RuntimeConfig], *, base_url: str | None = None) -> list[Check]:
+    """Whether the container engine can be used, and each named container; nothing where no runtime names one."""
+    named = [runtime for runtime in runtimes if runtime.container is not None]
+    if not named:
+        return []
+    steward = Steward.of_host(AgentConfig(host="doctor", runtimes=tuple(named)), base_url=base_url)
+    try:
+        version = await steward.engine.version()
+        return [
+            Check(name="containers", ok=True, detail=f"Docker {version}"),
+            *await asyncio.gather(*(_container_check(steward, runtime) for runtime in named)),
+        ]
+    except ContainerFailure as failure:
+        return [Check(name="containers", ok=False, detail=failure.detail, fix=_ENGINE_FIXES.get(failure.fault))]
+    finally:
+        await steward.close()
+
+
+async def _container_check(steward: Steward, runtime: RuntimeConfig) -> Check:
+    name = f"container {runtime.container}"
+    state = await steward.state_of(runtime.name)
+    assert state is not None
+    if state.status == "missing":
+        fix = f"create it, or correct container of the runtime {runtime.name}"
+        return Check(name=name, ok=False, detail="no container has this name", fix=fix)
+    if state.status == "unknown":
+        return Check(name=name, ok=False, detail=state.error, fix="look at `docker inspect` and the engine's log")
+    why = trouble(state)
+    if why is not None:
+        stopped = state.status in ("created", "exited", "paused") and not state.error
+        fix = f"`docker logs {runtime.container}` tells more" if not stopped else "start it"
+        return Check(name=name, ok=None if stopped else False, detail=why, fix=fix)
+    return Check(name=name, ok=True, detail=state.status)
 
 
 def demo_check(module: str = "xllamacpp") -> Check:

@@ -49,11 +49,12 @@ def crash_loop(
     A rise counts from the look that saw it. Looks that lie further apart than the window tell that it was
     restarted, not when: such a rise counts as one.
     """
-    seen = sum(
-        later.restart_count - earlier.restart_count if later.at_s - earlier.at_s <= window_s else 1
-        for earlier, later in pairwise(observations)
-        if later.id == earlier.id and later.restart_count > earlier.restart_count and later.at_s > now_s - window_s
-    )
+    seen = 0
+    for earlier, later in pairwise(observations):
+        if _new_life(earlier, later):
+            seen = 0
+        elif later.restart_count > earlier.restart_count and later.at_s > now_s - window_s:
+            seen += later.restart_count - earlier.restart_count if later.at_s - earlier.at_s <= window_s else 1
     if seen < restarts or not observations:
         return None
     return CrashLoop(restarts=seen, window_s=window_s, restart_count=observations[-1].restart_count)
@@ -67,7 +68,7 @@ def remember(
     A new life (another id, or a lower count) begins afresh. Of looks that saw the same count only the first and the
     last are kept.
     """
-    if observations and (newest.id != observations[-1].id or newest.restart_count < observations[-1].restart_count):
+    if observations and _new_life(observations[-1], newest):
         return (newest,)
     kept = list(observations)
     if len(kept) >= 2 and kept[-1].restart_count == kept[-2].restart_count == newest.restart_count:
@@ -78,3 +79,7 @@ def remember(
     while first + 1 < len(kept) and kept[first + 1].at_s <= newest.at_s - window_s:
         first += 1
     return tuple(kept[first:])
+
+
+def _new_life(earlier: Observation, later: Observation) -> bool:
+    return later.id != earlier.id or later.restart_count < earlier.restart_count

@@ -18,6 +18,9 @@ from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import Act
 
+#: Docker shortens ids to so many.
+_ID_DIGITS_MIN = 12
+
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an act, as :class:`gpukeeper.events.runtime.Acted` tells it."""
@@ -51,6 +54,7 @@ class Steward:
         self._monotonic_s = monotonic_s
         self._wall = wall
         self._seen: dict[str, tuple[Observation, ...]] = {}
+        self._ids: dict[str, str] = {}
 
     @classmethod
     def of_host(cls, config: AgentConfig, *, base_url: str | None = None) -> Steward:
@@ -61,6 +65,17 @@ class Steward:
     def container_of(self, runtime: str) -> str | None:
         """The container that the registry names for ``runtime``."""
         return self._containers.get(runtime)
+
+    def runtime_of(self, container: str) -> str | None:
+        """The runtime of a container that is told by its name, or by its id or the first twelve or more digits of it.
+
+        Ids are known from the last look at each.
+        """
+        for runtime, name in self._containers.items():
+            known = self._ids.get(name, "")
+            if container == name or (len(container) >= _ID_DIGITS_MIN and known.startswith(container)):
+                return runtime
+        return None
 
     async def state_of(self, runtime: str) -> ContainerState | None:
         """The state of the runtime's container, for ``with_container``; None where the registry names none."""
@@ -74,6 +89,8 @@ class Steward:
         except ContainerFailure as failure:
             status = "missing" if failure.fault == "missing" else "unknown"
             state = ContainerState(name=container, read_at=now_rfc3339(), status=status, error=failure.detail)
+        if state.id is not None:
+            self._ids[container] = state.id
         return replace(state, crash_looping=self._crash_looping(state))
 
     async def perform(self, runtime: str, act: Act) -> ActOutcome:
@@ -146,11 +163,10 @@ class Steward:
         """Take a look into account, and say in words whether it loops. An unknown state changes nothing."""
         now_s = self._monotonic_s()
         if state.status == "missing":
-            self._seen.pop(state.name, None)
             return None
         seen = self._seen.get(state.name, ())
         if state.restart_count is not None:
-            if not seen:
+            if not seen or seen[-1].id != state.id:
                 seen = self._made_within_window(state, now_s)
             newest = Observation(now_s, state.restart_count, state.status, state.id or "")
             seen = remember(seen, newest, restarts=self._restarts, window_s=self._window_s)
@@ -159,7 +175,7 @@ class Steward:
         return None if found is None else found.words
 
     def _made_within_window(self, state: ContainerState, now_s: float) -> tuple[Observation, ...]:
-        """At the first look: a container that was made within the window had not been restarted then."""
+        """At the first look at a container: one that was made within the window had not been restarted then."""
         try:
             made = datetime.fromisoformat(state.created_at or "")
             age_s = (self._wall() - made).total_seconds()

@@ -14,7 +14,7 @@ import structlog
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.containers.port import ContainerFailure
-from gpukeeper.agents.containers.standing import with_container
+from gpukeeper.agents.containers.standing import trouble
 from gpukeeper.agents.containers.steward import Steward
 from gpukeeper.agents.runtimes import katago_wire as wire
 from gpukeeper.agents.runtimes.attempts import utc_now
@@ -75,16 +75,16 @@ class KataGo:
         known = state.status != "unknown"
         engine = self._living()
         rows = () if engine is None else (ResidentModel(model=MODEL, size_bytes=self._bytes),)
-        reading = RuntimeReading(
+        problem = trouble(state) if known else f"{self._container} cannot be looked at: {state.error}"
+        return RuntimeReading(
             runtime=self._config.name,
             read_at=utc_now(),
-            healthy=known,
+            healthy=problem is None,
             activity=(await self.signs(MODEL)).activity,
             resident=rows if known and not self._ending else None,
             models=self._names,
-            error=None if known else state.error,
+            error=problem,
         )
-        return with_container(reading, state) if known else reading
 
     async def residency(self) -> RuntimeReading:
         return await self.look()

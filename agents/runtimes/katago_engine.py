@@ -27,6 +27,8 @@ class AnalysisEngine:
         self._waiting: dict[str, asyncio.Queue[_Line]] = {}
         #: Questions that were given up, with how many final lines are still to come.
         self._abandoned: dict[str, int] = {}
+        #: The last line that was no answer.
+        self._said = ""
         self._failure: RuntimeFailure | None = None
         self._reader = asyncio.create_task(self._read(), name="katago")
 
@@ -122,7 +124,7 @@ class AnalysisEngine:
             while (line := await self.program.line()) is not None:
                 self._hand(line)
             code = await self.program.exit_code()
-            said = self.program.complaint
+            said = self.program.complaint or self._said
             words = f"KataGo ended{'' if code is None else f' with exit code {code}'}{f': {said}' if said else ''}"
             self._fail(RuntimeFailure(Reason.RUNTIME_CUT, shown(words.encode("utf-8", "replace"))))
         except RuntimeFailure as failure:
@@ -132,8 +134,9 @@ class AnalysisEngine:
 
     def _hand(self, line: bytes) -> None:
         if not line.lstrip().startswith(b"{"):
-            # Configurations can send its log to standard output too.
-            _log.info("katago_says", words=shown(line))
+            # Its log, where the configuration says so; or the container engine's word that it cannot start.
+            self._said = shown(line)
+            _log.info("katago_says", words=self._said)
             return
         answer = wire.read(line)
         if answer.id is not None:

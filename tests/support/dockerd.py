@@ -1,32 +1,26 @@
 """A real Docker engine for tests, on data and a socket of its own, with one small image.
 
-The fixture ``docker_engine`` is for test modules that say ``pytest_plugins = ["support.dockerd"]``. The image holds
-busybox and ``/bin/katago``, a script that speaks the protocol of KataGo's analysis engine.
+The image holds busybox and ``/bin/katago``, a script that speaks the protocol of KataGo's analysis engine.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import socket
 import subprocess
 import tarfile
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
-import pytest
 from docker.errors import NotFound
 
-from support.require import skip_or_fail
 from support.wait import until_found
 
 IMAGE = "gpukeeper-test:1"
 NETWORK = 1024 * 1024
-_BUSYBOX = ("/bin/busybox", "/usr/bin/busybox")
+BUSYBOX = ("/bin/busybox", "/usr/bin/busybox")
 _KATAGO = Path(__file__).parent / "katago.sh"
 #: The programs that stand in the image under names of their own.
 _APPLETS = ("sh", "sleep", "cat", "grep", "httpd", "false", "true", "sed", "kill")
@@ -47,7 +41,13 @@ class DockerDaemon:
         return self.folder / "s"
 
     def start(self) -> None:
-        """Start it and make the image.
+        """Start it and make the image. Raises as :meth:`launch` does."""
+        self.launch()
+        self._client = docker.APIClient(self.url, version="auto", timeout=60)
+        self._client.import_image_from_data(image_tar(), repository="gpukeeper-test", tag="1")
+
+    def launch(self) -> None:
+        """Start it, on the data it had before where there is any.
 
         Raises:
             AssertionError: it does not come up; has its log.
@@ -60,17 +60,20 @@ class DockerDaemon:
                 ["dockerd", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         until_found(self._takes_connections, f"dockerd takes connections; its log:\n{self.log}")
-        self._client = docker.APIClient(self.url, version="auto", timeout=60)
-        self._client.import_image_from_data(image_tar(), repository="gpukeeper-test", tag="1")
+
+    def halt(self) -> None:
+        """End it, and with it every container."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+            self._process = None
 
     def stop(self) -> None:
         for name in self._made:
             self.remove(name)
         if self._client is not None:
             self._client.close()
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(timeout=30)
+        self.halt()
         subprocess.run(["umount", "-l", f"{self.folder}/exec/netns/default"], capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -125,7 +128,7 @@ class DockerDaemon:
 
 def image_tar() -> bytes:
     """The file system of the image."""
-    busybox = Path(next(path for path in _BUSYBOX if Path(path).exists()))
+    busybox = Path(next(path for path in BUSYBOX if Path(path).exists()))
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
 
@@ -147,24 +150,3 @@ def image_tar() -> bytes:
             entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(entry)
     return buffer.getvalue()
-
-
-@pytest.fixture(scope="session")
-def docker_engine() -> Iterator[DockerDaemon]:
-    """A running engine; the test is skipped (in CI: fails) where none can be started."""
-    if shutil.which("dockerd") is None:
-        skip_or_fail("no dockerd: install docker.io")
-    if not any(Path(path).exists() for path in _BUSYBOX):
-        skip_or_fail("no busybox: install busybox-static")
-    if os.geteuid() != 0:
-        skip_or_fail("dockerd needs root")
-    # A socket's path may have about a hundred characters: pytest's own folders are too deep.
-    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="gpuq-docker-")))
-    try:
-        try:
-            daemon.start()
-        except AssertionError as error:
-            skip_or_fail(f"dockerd does not start here: {error}")
-        yield daemon
-    finally:
-        daemon.stop()

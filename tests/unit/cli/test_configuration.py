@@ -35,8 +35,8 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ("[kinds.task]", r"kinds.task = a table: unknown key; known keys are inference"),
         ("zzz = 1", r"zzz = 1: unknown key; known keys are site, host, nats"),
         (
-            RUNTIME + RUNTIME.replace('"a"', '"b"').replace("ollama", "triton"),
-            r'runtimes\[1\].provider = "triton": must be one of "comfyui", .*"llamacpp", .*"ollama"',
+            RUNTIME + RUNTIME.replace('"a"', '"b"').replace("ollama", "olama"),
+            r'runtimes\[1\].provider = "olama": must be one of "comfyui", .*"llamacpp", "ollama"',
         ),
         (
             '[kinds.inference]\non_capacity = "maybe"',

@@ -20,6 +20,9 @@ STOP_MARGIN_S = ABANDON_S + GOODBYE_S + 10.0
 #: Docker's own rule for the names of containers.
 CONTAINER_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
 
+#: How the analysis engine is usually started, with the files where images have them.
+KATAGO_COMMAND = ("katago", "analysis", "-config", "/app/analysis.cfg", "-model", "/app/model.bin.gz")
+
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -32,10 +35,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class DeviceConfig(Config, frozen=True, kw_only=True):
     """One device of this host, declared rather than found, or a found one with settings of its own."""
 
-    #: A GPU's UUID as NVML gives it (``GPU-…``, ``MIG-…``), or a name of your own for static and cpu devices.
+    #: A GPU's UUID as NVML gives it (``GPU-…``, ``MIG-…``), ``AMD-`` and its unique_id or PCI address as `gpuq doctor`
+    #: shows it, or a name of your own for static and cpu devices.
     id: Token
-    #: ``nvml`` is read live; ``cpu`` is the host's memory; ``static`` is what you declare, counted by reservations.
-    source: Literal["nvml", "cpu", "static"] = "nvml"
+    #: ``nvml`` and ``amdgpu`` are read live; ``cpu`` is the host's memory; ``static`` is what you declare, counted by
+    #: reservations.
+    source: Literal["nvml", "amdgpu", "cpu", "static"] = "nvml"
     #: What kind of placement the device stands for. A static device may stand for either.
     kind: Literal["gpu", "cpu"] | None = None
     #: For static devices: the capacity. For others: an upper limit on what may be used.
@@ -50,11 +55,13 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     """One entry of the host's registry. What is not listed is never touched."""
 
     name: Token
-    provider: Literal["llamacpp", "ollama"]
+    provider: Literal["comfyui", "container", "huggingface", "katago", "llamacpp", "ollama", "vllm"]
     #: Base URL, such as ``http://127.0.0.1:11434``; empty for runtimes that are reached through their container.
     url: str = ""
     #: The Docker container that it runs in, by name: it may be begun, stopped and restarted by operators.
     container: Annotated[str, msgspec.Meta(pattern=CONTAINER_PATTERN)] | None = None
+    #: What starts KataGo's analysis engine inside its container.
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = KATAGO_COMMAND
     #: The devices it runs on, by id; all devices of the host when empty.
     devices: tuple[Token, ...] = ()
     #: The model must sit in VRAM to at least this share before a job may start.
@@ -63,6 +70,9 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     keep_alive_s: Annotated[int, msgspec.Meta(ge=-1, le=2_592_000)] = 300
     #: Let jobs run whose need nobody declared or reported. Unknown is otherwise refused.
     allow_unknown_need: bool = False
+    #: How much VRAM it takes with its model loaded, for servers that do not say (vLLM, Hugging Face): its one model
+    #: counts as that large and as all in VRAM, which the device's own reading must then bear out.
+    holds_mb: Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)] | None = None
     #: gpukeeper is the only client: where the runtime does not say whether it works, no job of ours there means idle.
     sole_client: bool = False
     #: How long it must have been idle without a break before its memory may be taken back; the agent's where None.
@@ -78,6 +88,9 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     refuse_spill: bool = False
     #: Models that may be fetched when they are missing, as shell patterns (``qwen3:*``); none otherwise.
     pull: tuple[str, ...] = ()
+    #: Where it keeps its models on this host, for the look at the disk before a fetch; where Ollama usually does, when
+    #: empty.
+    models_folder: str = ""
 
 
 class AgentConfig(Config, frozen=True, kw_only=True):
@@ -87,7 +100,7 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     site: Token = "main"
     devices: tuple[DeviceConfig, ...] = ()
     runtimes: tuple[RuntimeConfig, ...] = ()
-    #: Find NVML devices that are not declared above.
+    #: Find NVIDIA and AMD GPUs that are not declared above; an integrated AMD part only where it is the only GPU.
     find_devices: bool = True
     #: Use an Ollama on 127.0.0.1:11434 when no runtime is declared.
     find_runtimes: bool = True

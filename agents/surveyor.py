@@ -90,6 +90,7 @@ class Surveyor:
                 releases=provider.releases,
                 idle_grace_s=self._config.idle_grace_of(provider.config),
                 container=provider.config.container,
+                pull=provider.config.pull if provider.pulls else (),
             )
             await self._room.runtime_subject(name).append(registered)
         await self._survey()

@@ -40,7 +40,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
         """Whether ``reading`` does not show this reservation, so that it must be subtracted."""
         if reading.device != self.device:
             return False
-        if not _shows_use(reading):
+        if not shows_use(reading):
             return not self.released
         return self.loaded_at is None or parse_utc(reading.read_at) <= self.loaded_at
 
@@ -138,6 +138,13 @@ class Deny(msgspec.Struct, frozen=True, kw_only=True):
     usable_mb: int | None
     #: Even the empty device could not hold it: waiting does not help.
     never_fits: bool = False
+    #: The host's memory or disk is what is missing: no release on the device helps.
+    host_short: bool = False
+
+
+def shows_use(reading: DeviceReading) -> bool:
+    """Whether readings of this kind show what is loaded and what is let go."""
+    return reading.source in ("nvml", "amdgpu") or reading.unified
 
 
 def capacity_mb(device: Device, reading: DeviceReading) -> int | None:
@@ -204,7 +211,7 @@ def admit(
     source = need.source if need is not None else ""
     free_now_mb = usable_mb(device, reading, reserved_mb)
 
-    def denied(reason: Reason, detail: str, *, never_fits: bool = False) -> Deny:
+    def denied(reason: Reason, detail: str, *, never_fits: bool = False, host_short: bool = False) -> Deny:
         return Deny(
             reason=reason,
             detail=detail,
@@ -214,6 +221,7 @@ def admit(
             headroom_mb=device.headroom_mb,
             usable_mb=free_now_mb,
             never_fits=never_fits,
+            host_short=host_short,
         )
 
     def admitted(reserve_mb: int, detail: str) -> Admit:
@@ -244,9 +252,11 @@ def admit(
         return admitted(0, f"The model is resident on {label}: it needs nothing more.")
     for name, wanted_mb, left_mb in _of_the_host(need, room):
         if left_mb is None:
-            return denied(Reason.DEVICE_UNKNOWN, f"Asked for {wanted_mb} MB of {name}; what is left is not known.")
+            words = f"Asked for {wanted_mb} MB of {name}; what is left is not known."
+            return denied(Reason.DEVICE_UNKNOWN, words, host_short=True)
         if wanted_mb > left_mb:
-            return denied(Reason.INSUFFICIENT, f"Asked for {wanted_mb} MB of {name}; {left_mb} MB are left.")
+            words = f"Asked for {wanted_mb} MB of {name}; {left_mb} MB are left."
+            return denied(Reason.INSUFFICIENT, words, host_short=True)
     figures = _figures(device, reading, reserved_mb, free_now_mb)
     if asked_mb is None:
         if not allow_unknown_need:
@@ -273,11 +283,6 @@ def _of_the_host(need: Need | None, room: HostRoom | None) -> list[tuple[str, in
     left = room or HostRoom()
     asked = (("the host's memory", need.ram_mb, left.ram_mb), ("the host's disk", need.disk_mb, left.disk_mb))
     return [(name, wanted_mb, left_mb) for name, wanted_mb, left_mb in asked if wanted_mb]
-
-
-def _shows_use(reading: DeviceReading) -> bool:
-    return reading.source == "nvml" or reading.unified
-
 
 def _label(device: Device) -> str:
     return f"{device.id} ({device.name})"

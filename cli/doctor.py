@@ -20,6 +20,7 @@ import msgspec
 import nats.errors
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.devices.pci import has_nvidia_hardware
 from gpukeeper.agents.runtimes.http import RuntimeHttp
 from gpukeeper.agents.runtimes.port import RuntimeFailure
 from gpukeeper.capacity.device import Device
@@ -90,8 +91,8 @@ async def run_checks(
         clock_check(datetime.now(UTC)),
     ]
     checks += await nats_checks(config, data, stream_problems)
-    wants_nvml = any(device.source == "nvml" for device in config.devices)
-    checks += await device_checks(finder(config), expected=wants_nvml or has_nvidia_hardware())
+    wants_gpu = any(device.source in ("nvml", "amdgpu") for device in config.devices)
+    checks += await device_checks(finder(config), expected=wants_gpu or has_nvidia_hardware())
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
     checks.append(demo_check())
     return tuple(checks)
@@ -230,18 +231,6 @@ async def _skew_check(connection: Connection) -> Check:
     return Check(name=name, ok=True, detail=f"within {SKEW_S_MAX:g} s of this machine's")
 
 
-def has_nvidia_hardware(pci: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether the machine has an NVIDIA display or 3D controller, driver or not. False where that is not told."""
-    for folder in pci.glob("*"):
-        try:
-            vendor, device_class = ((folder / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:  # unplugged since it was listed
-            continue
-        if vendor == "0x10de" and device_class.startswith(("0x0300", "0x0302")):
-            return True
-    return False
-
-
 async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
     """The devices of this host, and what is wrong with them.
 
@@ -254,7 +243,8 @@ async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
             devices = await finder.find()
     except TimeoutError:
         detail = f"the driver did not answer within {DEVICES_ANSWER_S:g} s"
-        return [Check(name=name, ok=False, detail=detail, fix="look at `nvidia-smi` and the system's log")]
+        fix = "look at `nvidia-smi` or `rocm-smi`, and the system's log"
+        return [Check(name=name, ok=False, detail=detail, fix=fix)]
     fix = "install or repair the driver, or declare the device in [[devices]]"
     expected = expected or any(device.kind == "gpu" for device in devices)
     fault = False if expected else None

@@ -9,13 +9,25 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpukeeper.agents.config import AgentConfig, Config, DeviceConfig, RuntimeConfig, Seconds, Token
+from gpukeeper.agents.config import (
+    KATAGO_COMMAND,
+    AgentConfig,
+    Config,
+    DeviceConfig,
+    RuntimeConfig,
+    Seconds,
+    Token,
+)
 from gpukeeper.events.ids import TOKEN_RULE, is_token
 from gpukeeper.scheduler.config import DeadlinePolicy, Kinds, SchedulerConfig, ScoreWeights
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 #: How many heartbeats must fit into the life of a claim, so that one late beat loses nothing.
 BEATS_IN_CLAIM_TTL_MIN = 2
+#: Providers that are reached through the container engine.
+CONTAINED = ("katago", "container")
+#: How those may let go of memory.
+RELEASES_OF_CONTAINED = {"katago": ("auto", "none"), "container": ("auto", "none", "stop")}
 _SYNC_INTERVAL = re.compile(r"always|[1-9][0-9]{0,5}(ms|s|m)")
 _INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,3}")
 
@@ -133,14 +145,17 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         yield Problem("server.sync_interval", config.server.sync_interval, '"always", or a time such as "10s"')
     yield from _repeated("devices", "id", (device.id for device in config.devices))
     yield from _repeated("runtimes", "name", (runtime.name for runtime in config.runtimes))
+    yield from _repeated("runtimes", "container", (runtime.container for runtime in config.runtimes))
     declared = {device.id for device in config.devices}
     for place, device in enumerate(config.devices):
         if device.source == "static" and device.total_mb is None:
             yield Problem(f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device")
     for place, runtime in enumerate(config.runtimes):
         parts = urlsplit(runtime.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        needs_url = runtime.provider not in CONTAINED
+        if (needs_url or runtime.url) and (parts.scheme not in ("http", "https") or not parts.hostname):
             yield Problem(f"runtimes[{place}].url", runtime.url, "a URL such as http://127.0.0.1:11434")
+        yield from _container_problems(f"runtimes[{place}]", runtime)
         if not config.agent.find_devices:
             for unknown in (each for each in runtime.devices if each not in declared):
                 yield Problem(
@@ -189,9 +204,25 @@ def _token_problems(config: SiteConfig) -> Iterator[Problem]:
             yield Problem(path, value, TOKEN_RULE)
 
 
-def _repeated(section: str, key: str, values: Iterable[str]) -> Iterator[Problem]:
+def _container_problems(path: str, runtime: RuntimeConfig) -> Iterator[Problem]:
+    if runtime.container is None and runtime.provider in CONTAINED:
+        yield Problem(f"{path}.container", None, f"the name of a container, as provider {runtime.provider} acts on one")
+    if runtime.release == "pause":
+        wanted = "another way to let go: a paused container keeps all its memory, on every device"
+        yield Problem(f"{path}.release", runtime.release, wanted)
+    allowed = RELEASES_OF_CONTAINED.get(runtime.provider, (runtime.release, "pause"))
+    if runtime.release not in (*allowed, "pause"):
+        wanted = f"one of {', '.join(allowed)} for provider {runtime.provider}"
+        yield Problem(f"{path}.release", runtime.release, wanted)
+    if runtime.provider != "katago" and runtime.command != KATAGO_COMMAND:
+        yield Problem(f"{path}.command", list(runtime.command), "left out: only katago is started by a command")
+
+
+def _repeated(section: str, key: str, values: Iterable[str | None]) -> Iterator[Problem]:
     seen: set[str] = set()
     for place, value in enumerate(values):
+        if value is None:
+            continue
         if value in seen:
             yield Problem(f"{section}[{place}].{key}", value, "a value that no other entry has")
         seen.add(value)

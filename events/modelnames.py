@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 from gpukeeper.events.readings import ResidentModel
 
@@ -35,6 +36,13 @@ def all_names(name: str) -> tuple[str, ...]:
     """The names of the same model from long to short, for catalogues that are searched literally."""
     file = _file(name) if name.lower().endswith(_GGUF) else name
     return tuple(dict.fromkeys((name, file, canonical(name))))
+
+
+def matches(patterns: Iterable[str], model: str) -> bool:
+    """Whether a name of ``model`` matches one of these shell patterns: ``qwen3:*`` also means ``qwen3``."""
+    names = {model, canonical(model)}
+    names |= {f"{name}{_LATEST}" for name in tuple(names) if ":" not in name.rsplit("/", 1)[-1]}
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def _file(path: str) -> str:

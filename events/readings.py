@@ -58,6 +58,8 @@ class ResidentModel(Record, frozen=True, kw_only=True):
     pinned: bool = False
     #: On its way out: it still holds memory and takes no work.
     stopping: bool = False
+    #: On its way in: it holds memory already and takes no work yet.
+    loading: bool = False
 
 
 class Holding(Record, frozen=True, kw_only=True):

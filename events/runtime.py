@@ -27,6 +27,8 @@ class Registered(Fact, frozen=True, kw_only=True):
     #: How long it must have been idle without a break before it may be asked to let go.
     idle_grace_s: float = 300.0
     container: str | None = None
+    #: Models that it may fetch when they are missing, as shell patterns; none where it cannot fetch.
+    pull: tuple[str, ...] = ()
 
 
 class HealthChanged(Fact, frozen=True, kw_only=True):

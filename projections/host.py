@@ -77,6 +77,8 @@ class Runtime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pins: tuple[str, ...] = ()
     #: What operators want done with its container, and its agent has not answered.
     wishes: tuple[ActWish, ...] = ()
+    #: Models that it may fetch when they are missing, as shell patterns.
+    pull: tuple[str, ...] = ()
 
     @property
     def suspicion(self) -> Suspicion | None:

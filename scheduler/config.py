@@ -60,6 +60,8 @@ class ScoreWeights(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     fits: Weight = 20.0
     #: Something resident would have to go first.
     evicts: Weight = -60.0
+    #: The model is not there yet and would have to be fetched first.
+    provision: Weight = -30.0
     #: No job runs on the device.
     idle: Weight = 10.0
     #: For each job already queued there.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from gpukeeper.events.modelnames import same_model
+from gpukeeper.events.modelnames import matches, same_model
 from gpukeeper.events.reasons import Reason
 from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import Host, Runtime
@@ -45,6 +45,16 @@ class Infeasible(msgspec.Struct, frozen=True):
     value: str
 
 
+def may_have(runtime: Runtime, model: str) -> bool:
+    """Whether the runtime has ``model``, may have it as far as it said, or may fetch it."""
+    return has_model(runtime, model) is not False or matches(runtime.pull, model)
+
+
+def must_fetch(runtime: Runtime, model: str) -> bool:
+    """Whether it said that it lacks ``model``, and may fetch it."""
+    return bool(runtime.pull) and has_model(runtime, model) is False and matches(runtime.pull, model)
+
+
 def has_model(runtime: Runtime, model: str) -> bool | None:
     """Whether the runtime lists ``model``; None where it did not say."""
     return None if runtime.models is None else lists_model(runtime.models, model)
@@ -72,11 +82,13 @@ def options(site: Site, want: Want) -> list[Option] | Infeasible:
         names = {runtime.name for host in _hosts(site, want) for runtime in host.registry}
         detail = f"no host lists a runtime of that name; known: {_some(names)}"
         return Infeasible(Reason.UNKNOWN_RUNTIME, "runtime", detail, want.runtime)
-    with_model = [(host, runtime) for host, runtime in runtimes if has_model(runtime, want.model) is not False]
+    with_model = [(host, runtime) for host, runtime in runtimes if may_have(runtime, want.model)]
     if not with_model:
         models = {model for _, runtime in runtimes for model in runtime.models or ()}
         close = difflib.get_close_matches(want.model, models, n=3)
-        detail = f"no runtime has it; {'close: ' + ', '.join(close) if close else 'known: ' + _some(models)}"
+        detail = (
+            f"no runtime has it or may fetch it; {'close: ' + ', '.join(close) if close else 'known: ' + _some(models)}"
+        )
         return Infeasible(Reason.UNKNOWN_MODEL, "model", detail, want.model)
     return _on_devices(site, want, with_model)
 

@@ -8,7 +8,7 @@ from gpukeeper.events.route import Candidate
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
-from gpukeeper.scheduler.feasible import Option, lists_model
+from gpukeeper.scheduler.feasible import Option, lists_model, must_fetch
 from gpukeeper.scheduler.live import HostLive, Live
 
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
@@ -88,6 +88,8 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         terms["evicts"] = weights.evicts
     else:
         terms["fits"] = weights.fits
+    if not warm and must_fetch(runtime, job.model):
+        terms["provision"] = weights.provision
     if free == device.slots:
         terms["idle"] = weights.idle
     queued = len(site.routed.get(device.key, ()))

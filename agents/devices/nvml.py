@@ -7,16 +7,19 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from gpukeeper.agents.devices.containers import PROC
 from gpukeeper.agents.devices.hostmemory import PROC_MEMINFO
 from gpukeeper.agents.devices.lane import Lane, LaneClosed, LaneStuck
-from gpukeeper.agents.devices.nvml_library import NvmlFailure, NvmlLibrary
+from gpukeeper.agents.devices.nvml_library import NvmlFailure, NvmlLibrary, Status
 from gpukeeper.agents.devices.nvml_probe import Found, measure, probe
+from gpukeeper.agents.devices.pci import SYS_PCI, has_nvidia_hardware
 from gpukeeper.capacity.device import Device
 from gpukeeper.events.instants import utc_text
 from gpukeeper.events.readings import DeviceReading, DeviceState
 
 #: GPUs that are looked at. Each may cost a thread.
 DEVICES_MAX = 64
+_NO_DRIVER = frozenset({Status.LIBRARY_NOT_FOUND, Status.DRIVER_NOT_LOADED})
 
 
 class NvmlSource:
@@ -31,16 +34,27 @@ class NvmlSource:
     listed under; :meth:`problem` tells of it.
     """
 
-    def __init__(self, *, now: Callable[[], datetime], limit_s: float, meminfo: Path = PROC_MEMINFO) -> None:
+    def __init__(
+        self,
+        *,
+        now: Callable[[], datetime],
+        limit_s: float,
+        meminfo: Path = PROC_MEMINFO,
+        proc: Path = PROC,
+        pci: Path = SYS_PCI,
+    ) -> None:
         self._now = now
         self._limit_s = limit_s
         self._meminfo = meminfo
+        self._proc = proc
+        self._pci = pci
         self._driver = Lane("NVML")
         self._lanes: dict[int, Lane] = {}
         self._library: NvmlLibrary | None = None
         self._known: dict[str, Found] = {}
         self._finding = asyncio.Lock()
         self._driver_problem: str | None = None
+        self._absent = False
         #: By the driver's index: what kept a GPU from being identified, and whether it may still turn out to be there.
         self._unidentified: dict[int, tuple[DeviceState, str]] = {}
 
@@ -66,13 +80,19 @@ class NvmlSource:
             if library is None:
                 return _unknown(device.id, read_at, self._driver_problem or "NVML is not initialised")
             return await self._lane(found.index).call(
-                lambda: measure(library, found, read_at=read_at, meminfo=self._meminfo), limit_s=self._limit_s
+                lambda: measure(library, found, read_at=read_at, meminfo=self._meminfo, proc=self._proc),
+                limit_s=self._limit_s,
             )
         except NvmlFailure as failure:  # the driver is gone: start it again at the next look
             self._library = None
             return _unknown(device.id, read_at, failure.message)
         except (LaneStuck, LaneClosed) as error:
             return _unknown(device.id, read_at, error.message)
+
+    @property
+    def absent(self) -> bool:
+        """Whether the last look found neither a driver of NVIDIA's on this host nor hardware that it would be for."""
+        return self._absent
 
     def problem(self) -> str | None:
         """What the last look could not do, or None."""
@@ -100,12 +120,16 @@ class NvmlSource:
             library, count = await self._driver.call(self._start, limit_s=self._limit_s)
         except (NvmlFailure, LaneStuck, LaneClosed) as error:
             self._library = None
+            self._absent = (
+                isinstance(error, NvmlFailure) and error.status in _NO_DRIVER and not await self._has_hardware()
+            )
             self._driver_problem = f"NVML: {error.message}"
             return
         except ImportError as error:
             self._driver_problem = f"NVML: the binding (nvidia-ml-py) cannot be imported: {error}"
             return
         self._library = library
+        self._absent = False
         self._driver_problem = f"NVML lists {count} GPUs, {DEVICES_MAX} are used" if count > DEVICES_MAX else None
         looks = (self._identify(library, index) for index in range(min(count, DEVICES_MAX)))
         for seen in await asyncio.gather(*looks):
@@ -118,6 +142,12 @@ class NvmlSource:
             library = NvmlLibrary()
             library.init()
         return library, library.count()
+
+    async def _has_hardware(self) -> bool:
+        try:
+            return await self._driver.call(lambda: has_nvidia_hardware(self._pci), limit_s=self._limit_s)
+        except (LaneStuck, LaneClosed):
+            return True  # nobody knows
 
     async def _identify(self, library: NvmlLibrary, index: int) -> tuple[Found, ...]:
         """The GPU at ``index`` and its slices; nothing where it cannot be identified, which is noted."""

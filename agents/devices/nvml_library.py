@@ -104,6 +104,16 @@ class NvmlLibrary:
         found = self._call("nvmlDeviceGetMemoryInfo", handle)
         return Memory(int(found.total), int(found.free), int(found.used))
 
+    def utilization_percent(self, handle: object) -> int | None:
+        """Of the time, in the driver's last sampling period, in which some kernel ran; None where it does not tell."""
+        try:
+            percent = int(self._call("nvmlDeviceGetUtilizationRates", handle).gpu)
+        except NvmlFailure as failure:
+            if failure.status in (Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND, Status.NO_PERMISSION):
+                return None
+            raise
+        return percent if 0 <= percent <= 100 else None
+
     def has_bar1(self, handle: object) -> bool:
         """Whether the device has a window into memory of its own on the PCI bus."""
         try:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.agents.devices.containers import PROC, container_of
 from gpukeeper.agents.devices.hostmemory import MeminfoUnreadable, read_meminfo
 from gpukeeper.agents.devices.nvml_library import Memory, NvmlFailure, NvmlLibrary, Status
 from gpukeeper.capacity.device import Device
@@ -34,6 +35,8 @@ NO_FIGURES = "NVML gives no memory figures for this device: its capacity is unkn
 
 _INTEGRATED_NAMES = re.compile(r"\b(GB10|Thor|Orin|Xavier|Tegra|nvgpu)\b")
 _BYTES_PER_MB = 1 << 20
+#: No part has this much; a figure beyond it is nonsense, not capacity.
+_BYTES_MAX = 1 << 50
 _TOKEN_LENGTH_MAX = 64
 #: How close NVML's total must come to the host's for the two to be the same memory.
 _SAME_MEMORY_RATIO = 0.05
@@ -53,6 +56,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     #: The driver's place of the GPU, or of the GPU that this is a slice of.
     index: int
     is_slice: bool = False
+    mig_on: bool = False
     integrated: bool = False
 
 
@@ -85,13 +89,13 @@ def probe(library: NvmlLibrary, index: int) -> tuple[Found, ...]:
     else:
         unschedulable = None
     parent = Device(id=device_token(uuid), kind="gpu", name=name, index=index, unschedulable=unschedulable)
-    found = [Found(device=parent, uuid=uuid, index=index, integrated=integrated)]
+    found = [Found(device=parent, uuid=uuid, index=index, mig_on=mig_on, integrated=integrated)]
     if mig_on:
         found += [_probe_slice(library, each, parent) for each in library.slices(handle)]
     return tuple(found)
 
 
-def measure(library: NvmlLibrary, found: Found, *, read_at: str, meminfo: Path) -> DeviceReading:
+def measure(library: NvmlLibrary, found: Found, *, read_at: str, meminfo: Path, proc: Path = PROC) -> DeviceReading:
     """Read one device. Whatever fails is said in the reading, except that the driver itself is gone.
 
     Raises:
@@ -118,12 +122,21 @@ def measure(library: NvmlLibrary, found: Found, *, read_at: str, meminfo: Path) 
         memory = None
 
     try:
-        processes, note = _processes(library, handle, found), None
+        processes, note = _processes(library, handle, found, proc), None
     except NvmlFailure as failure:
         _raise_if_driver_gone(failure)
         if failure.status in _LOST:
             return failed("lost", failure.message)
         processes, note = None, failure.message
+
+    try:
+        # Of a card with MIG the driver tells nothing, and the whole card's figure would say nothing of a slice.
+        percent = None if found.is_slice or found.mig_on else library.utilization_percent(handle)
+    except NvmlFailure as failure:
+        _raise_if_driver_gone(failure)
+        if failure.status in _LOST:
+            return failed("lost", failure.message)
+        percent, note = None, note or failure.message
 
     if found.integrated:
         try:
@@ -140,10 +153,11 @@ def measure(library: NvmlLibrary, found: Found, *, read_at: str, meminfo: Path) 
                 free_mb=host.available_mb,
                 processes=processes,
                 unified=True,
+                utilization_percent=percent,
                 error=note,
             )
     assert memory is not None
-    if not 0 <= memory.free <= memory.total or memory.total == 0:
+    if not 0 <= memory.free <= memory.total or not 0 < memory.total <= _BYTES_MAX:
         return failed("unknown", f"{memory.free} bytes free of {memory.total} cannot be")
     total_mb = memory.total // _BYTES_PER_MB
     free_mb = memory.free // _BYTES_PER_MB
@@ -155,6 +169,7 @@ def measure(library: NvmlLibrary, found: Found, *, read_at: str, meminfo: Path) 
         used_mb=total_mb - free_mb,
         free_mb=free_mb,
         processes=processes,
+        utilization_percent=percent,
         error=note,
     )
 
@@ -208,7 +223,7 @@ def _handle_of(library: NvmlLibrary, found: Found) -> object | None:
     return None
 
 
-def _processes(library: NvmlLibrary, handle: object, found: Found) -> tuple[ProcessUse, ...]:
+def _processes(library: NvmlLibrary, handle: object, found: Found, proc: Path) -> tuple[ProcessUse, ...]:
     instance = library.gpu_instance(handle) if found.is_slice else None
     used: dict[int, int | None] = {}
     for row in library.processes(handle):
@@ -218,7 +233,10 @@ def _processes(library: NvmlLibrary, handle: object, found: Found) -> tuple[Proc
         before = used.get(row.pid)
         # A process with several kinds of contexts is listed once for each, with the same figure.
         used[row.pid] = used_mb if before is None else max(before, used_mb or 0)
-    return tuple(ProcessUse(pid=pid, used_mb=used_mb) for pid, used_mb in sorted(used.items()))
+    return tuple(
+        ProcessUse(pid=pid, used_mb=used_mb, container=container_of(pid, proc=proc))
+        for pid, used_mb in sorted(used.items())
+    )
 
 
 def _raise_if_driver_gone(failure: NvmlFailure) -> None:

@@ -40,6 +40,8 @@ _BODY_AT_ONCE_BYTES_MAX = 256 * 1024
 
 class _ErrorObject(msgspec.Struct):
     message: str
+    #: More of it, as ComfyUI tells what is wrong with a graph.
+    details: Any = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -84,6 +86,15 @@ class RuntimeHttp:
     async def post(self, path: str, body: dict[str, Any], decoder: msgspec.json.Decoder[T]) -> T:
         """The decoded answer to a POST of ``body`` as JSON. Raises as :meth:`get` does."""
         return decode(await self._whole("POST", path, body), decoder, path)
+
+    async def tell(self, path: str, body: dict[str, Any]) -> None:
+        """POST ``body`` as JSON and return when it is answered with status 200, whatever the answer says."""
+        async with self._open("POST", path, body) as response:
+            await Lines(response, path).finish()
+
+    async def text(self, path: str) -> str:
+        """The answer to a GET as text; bytes that are not UTF-8 are shown as such. Raises as :meth:`get` does."""
+        return (await self._whole("GET", path, None)).decode("utf-8", "replace")
 
     @asynccontextmanager
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Lines]:
@@ -257,6 +268,8 @@ def _said(error: object) -> str:
     if isinstance(error, str):
         return error
     try:
-        return msgspec.convert(error, _ErrorObject).message
+        said = msgspec.convert(error, _ErrorObject)
     except msgspec.ValidationError:
         return msgspec.json.encode(error).decode()
+    details = said.details if isinstance(said.details, str) else ""
+    return f"{said.message}: {details}" if details.strip() else said.message

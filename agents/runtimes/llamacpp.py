@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes import llamacpp_wire as wire
-from gpukeeper.agents.runtimes import openai_chat
+from gpukeeper.agents.runtimes import openai_chat, openai_run
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
 from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
 from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
@@ -173,53 +174,14 @@ class LlamaCpp:
                     return
         raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
 
-    async def _chat(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
-        path = "/v1/chat/completions"
+    def _chat(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
         settings = wire.settings(work)
         if (limit := settings.pop("n_predict", None)) is not None:
             settings["max_tokens"] = limit
-        body = {
-            **settings,
-            "model": model,
-            "messages": openai_chat.messages(work),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        answer = openai_chat.Answer()
-        async with self._http.stream(path, body) as lines:
-            async for line in lines:
-                data = openai_chat.sse_data(line, path)
-                if data is None:
-                    continue
-                if data == openai_chat.END:
-                    await lines.finish()
-                    await self._check_answered(model, answer.model)
-                    yield Done(answer.result())
-                    return
-                text = answer.take(data, path)
-                if text is not None:
-                    yield Token(text)
-        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
+        return openai_run.chat(self._http, model, settings, work, partial(self._check_answered, model))
 
-    async def _embed(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
-        path = "/v1/embeddings"
-        wanted = [work.input] if isinstance(work.input, str) else work.input or []
-        answer = await self._http.post(
-            path,
-            {**(work.options or {}), "model": model, "input": wanted, "encoding_format": "float"},
-            wire.embeddings_decoder,
-        )
-        rows = sorted(answer.data, key=lambda row: row.index)
-        if [row.index for row in rows] != list(range(len(wanted))):
-            raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: {len(rows)} embeddings for {len(wanted)} inputs")
-        await self._check_answered(model, answer.model)
-        yield Done(
-            JobResult(
-                embeddings=[row.embedding for row in rows],
-                prompt_tokens=answer.usage.prompt_tokens if answer.usage else None,
-                model=answer.model,
-            )
-        )
+    def _embed(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
+        return openai_run.embed(self._http, model, work, partial(self._check_answered, model))
 
     async def _models(self) -> wire.Models:
         models = await self._http.get("/v1/models", wire.models_decoder)

@@ -52,27 +52,11 @@ class Completion(msgspec.Struct):
     error: Any = None
 
 
-class Embedding(msgspec.Struct):
-    embedding: list[float]
-    index: int
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-
-
-class Embeddings(msgspec.Struct):
-    data: list[Embedding]
-    model: str | None = None
-    usage: Usage | None = None
-
-
 health_decoder = msgspec.json.Decoder(Health)
 slots_decoder = msgspec.json.Decoder(list[Slot])
 models_decoder = msgspec.json.Decoder(Models)
 props_decoder = msgspec.json.Decoder(Props)
 completion_decoder = msgspec.json.Decoder(Completion)
-embeddings_decoder = msgspec.json.Decoder(Embeddings)
 
 #: ``stop_type`` of a completion, in the words of OpenAI's ``finish_reason``.
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}

@@ -20,6 +20,10 @@ from gpukeeper.events.work import JobResult, Task, Work
 
 #: A load never asks for less: 0 would unload instead, and a few seconds could end before the work begins.
 LOAD_KEEP_ALIVE_S_MIN = 300
+#: More layers than any model has: asked for them all in VRAM, Ollama refuses where it would otherwise spill.
+ALL_LAYERS = 999
+#: Behind the words of a load that failed.
+_WHY_REFUSED = "; it was asked for the whole model in VRAM, and not to spill (refuse_spill)"
 
 
 class Ollama:
@@ -103,8 +107,7 @@ class Ollama:
     async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:
         path = "/api/generate"
         options = wire.runner_options(work)
-        if on_cpu:
-            options["num_gpu"] = 0
+        refuses = self._place(options, on_cpu=on_cpu)
         keep_s = self._config.keep_alive_s
         body: dict[str, Any] = {
             "model": model,
@@ -117,10 +120,12 @@ class Ollama:
             answer = await self._http.post(path, body, wire.record_decoder)
         except RuntimeFailure as failure:
             if failure.reason is Reason.RUNTIME_ERROR and (failure.status or 0) >= 500:
-                raise RuntimeFailure(Reason.LOAD_FAILED, failure.detail, status=failure.status) from failure
+                words = failure.detail + _WHY_REFUSED if refuses else failure.detail
+                raise RuntimeFailure(Reason.LOAD_FAILED, words, status=failure.status) from failure
             raise
         if answer.error is not None:
-            raise RuntimeFailure(Reason.LOAD_FAILED, f"{path}: {error_words(answer.error)}")
+            words = f"{path}: {error_words(answer.error)}"
+            raise RuntimeFailure(Reason.LOAD_FAILED, words + _WHY_REFUSED if refuses else words)
         if not answer.done:
             raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a load does not say it is done")
 
@@ -130,38 +135,56 @@ class Ollama:
         if task in ("workflow", "analysis"):
             raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"an Ollama does no {task}")
         options = wire.options(work)
-        if on_cpu:
-            # Ollama loads again when a request's ``num_gpu`` differs.
-            options["num_gpu"] = 0
+        # Ollama loads again when a request's ``num_gpu`` differs.
+        self._place(options, on_cpu=on_cpu)
         keep_s = self._config.keep_alive_s if keep_alive_s is None else keep_alive_s
         body: dict[str, Any] = {"model": model, "keep_alive": keep_s}
         if options:
             body["options"] = options
         return self._embed(body, work) if task == "embed" else self._stream(body, work, chat=task == "chat")
 
+    def _place(self, options: dict[str, Any], *, on_cpu: bool) -> bool:
+        """Say in ``options`` where the model goes. Whether Ollama was asked to refuse rather than to spill."""
+        if on_cpu:
+            options["num_gpu"] = 0
+            return False
+        if not self._config.refuse_spill or "num_gpu" in options:
+            return False
+        options["num_gpu"] = ALL_LAYERS
+        return True
+
     async def release(self, model: str | None) -> None:
+        if self.releases == "none":
+            raise RuntimeFailure(Reason.NOT_RELEASABLE, f"{self._config.name}: its registry entry forbids releases")
         if model is None:
             raise RuntimeFailure(Reason.NOT_RELEASABLE, "an Ollama lets go of one model at a time: name it")
         path = "/api/generate"
-        answer = await self._http.post(path, {"model": model, "keep_alive": 0, "stream": False}, wire.record_decoder)
+        body = {"model": model, "keep_alive": 0, "stream": False}
+        try:
+            answer = await self._http.post(path, body, wire.record_decoder)
+        except RuntimeFailure as failure:
+            if failure.status is not None and failure.reason in (Reason.RUNTIME_ERROR, Reason.RUNTIME_BUSY):
+                raise RuntimeFailure(Reason.RELEASE_FAILED, failure.detail, status=failure.status) from failure
+            raise
         if answer.error is not None:
             raise RuntimeFailure(Reason.RELEASE_FAILED, f"{path}: {error_words(answer.error)}")
+        if not answer.done:
+            raise RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: the answer to a release does not say it is done")
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
         path = "/api/pull"
-        async with self._http.stream(path, {"model": model, "stream": True}) as lines:
-            async for line in lines:
-                record = decode(line, wire.pull_decoder, path)
-                if record.error is not None:
-                    raise RuntimeFailure(Reason.PROVISION_FAILED, f"{path}: {error_words(record.error)}")
-                yield PullProgress(
-                    status=record.status or "",
-                    completed_bytes=wire.positive(record.completed),
-                    total_bytes=wire.positive(record.total),
-                )
-                if record.status == "success":
-                    await lines.finish()
-                    return
+        try:
+            async with self._http.stream(path, {"model": model, "stream": True}) as lines:
+                async for line in lines:
+                    record = decode(line, wire.pull_decoder, path)
+                    yield record.progress(path)
+                    if record.status == "success":
+                        await lines.finish()
+                        return
+        except RuntimeFailure as failure:
+            if failure.status is not None and failure.reason is Reason.RUNTIME_ERROR:
+                raise RuntimeFailure(Reason.PROVISION_FAILED, failure.detail, status=failure.status) from failure
+            raise
         raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without success")
 
     async def signs(self, model: str) -> Signs:

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.agents.runtimes.port import RuntimeFailure
+from gpukeeper.agents.runtimes.http import error_words
+from gpukeeper.agents.runtimes.port import PullProgress, RuntimeFailure
 from gpukeeper.events.readings import ResidentModel
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Work
@@ -27,6 +28,7 @@ RUNNER_OPTIONS = frozenset(
 
 _TIME = re.compile(r"\+?(-?\d{4,})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _TIME_CHARS_MAX = 64
+_STATUS_CHARS_MAX = 200
 _INT_MAX = 2**63 - 1
 
 
@@ -110,6 +112,16 @@ class Pull(msgspec.Struct):
     completed: Any = None
     total: Any = None
     error: Any = None
+
+    def progress(self, path: str) -> PullProgress:
+        """How far it is. Raises RuntimeFailure, with Ollama's words, where it says that it has failed."""
+        if self.error is not None:
+            raise RuntimeFailure(Reason.PROVISION_FAILED, f"{path}: {error_words(self.error)}")
+        return PullProgress(
+            status=(self.status or "")[:_STATUS_CHARS_MAX],
+            completed_bytes=positive(self.completed),
+            total_bytes=positive(self.total),
+        )
 
 
 class Embed(msgspec.Struct):

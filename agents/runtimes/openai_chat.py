@@ -1,4 +1,4 @@
-"""The chat protocol of OpenAI as llama.cpp speaks it: messages out, server-sent events in. Pure."""
+"""The chat protocol of OpenAI as llama.cpp and vLLM speak it: messages out, server-sent events in. Pure."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
     model: str | None = None
     error: Any = None
+    #: ``error`` where the record is one in the manner of older vLLM, with its ``message``.
+    object: str | None = None
+    message: str | None = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
@@ -109,8 +112,8 @@ class Answer:
             RuntimeFailure: the record is an error, or not one of this protocol.
         """
         chunk = decode(data, _chunk, path)
-        if chunk.error is not None:
-            raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(chunk.error)}")
+        if chunk.error is not None or chunk.object == "error":
+            raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(chunk.error or chunk.message)}")
         self.model = chunk.model or self.model
         self._usage = chunk.usage or self._usage
         text: str | None = None

@@ -25,6 +25,7 @@ def on_registered(site: Site, event: Event, fact: runtime_facts.Registered) -> N
         releases=fact.releases,
         idle_grace_s=fact.idle_grace_s,
         container=fact.container,
+        pull=fact.pull,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.agents.devices.amdgpu import AmdSource
 from gpukeeper.agents.devices.hostmemory import HostMemorySource
 from gpukeeper.agents.devices.nvml import NvmlSource
 from gpukeeper.agents.devices.port import DeviceSource
@@ -17,6 +18,7 @@ from gpukeeper.capacity.device import Device
 from gpukeeper.events.ids import is_token
 from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.readings import DeviceReading
+from support.amd_tree import AmdTree
 from support.moments import Moments
 from support.nvml_stub import Gpu, NvmlStub, Slice
 
@@ -43,8 +45,20 @@ def broken_nvml(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:
     )
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
-    source = NvmlSource(now=clock, limit_s=LIMIT_S, meminfo=meminfo)
+    source = NvmlSource(now=clock, limit_s=LIMIT_S, meminfo=meminfo, proc=tmp_path)
     return Case(source=source, clock=clock, break_it=lambda: nvml.write("init !9", "count !1"))
+
+
+def broken_amdgpu(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:
+    tree = AmdTree(tmp_path)
+    tree.card(0, unique_id="8c5c4a2f9d3b1e70")
+    tree.card(1)
+    tree.integrated(2, unique_id="abc")
+    tree.card(3, mem_info_vram_total=None)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(MEMINFO)
+    source = AmdSource(now=clock, limit_s=LIMIT_S, drm=tree.drm, meminfo=meminfo)
+    return Case(source=source, clock=clock, break_it=lambda: tree.drm.rename(tmp_path / "gone"))
 
 
 def broken_cpu(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:
@@ -63,7 +77,7 @@ def broken_static(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:
     return Case(source=StaticSource(declared, now=clock), clock=clock, break_it=lambda: None)
 
 
-@pytest.fixture(params=[broken_nvml, broken_cpu, broken_static], ids=["nvml", "cpu", "static"])
+@pytest.fixture(params=[broken_nvml, broken_amdgpu, broken_cpu, broken_static], ids=["nvml", "amdgpu", "cpu", "static"])
 async def case(request: pytest.FixtureRequest, nvml: NvmlStub, tmp_path: Path) -> AsyncIterator[Case]:
     made: Case = request.param(nvml, tmp_path, Moments())
     yield made

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -208,6 +209,76 @@ async def test_runs_at_once_do_not_mix(at: Subject) -> None:
     results = await asyncio.gather(*(ran(at, "generate", Work(prompt="x", max_tokens=count)) for count in (1, 2, 3, 4)))
 
     assert [result.completion_tokens for _, result in results] == [1, 2, 3, 4]
+
+
+# --- giving memory back, and fetching
+
+
+async def test_what_it_can_release_is_gone_after_an_accepted_release(at: Subject) -> None:
+    await at.provider.load(at.model, on_cpu=False)
+    if at.provider.releases == "none":
+        with pytest.raises(RuntimeFailure) as caught:
+            await at.provider.release(at.model)
+        assert caught.value.reason is Reason.NOT_RELEASABLE
+    else:
+        await at.provider.release(at.other_name)
+
+    reading = await at.provider.residency()
+
+    assert (at.provider.find(reading, at.model) is None) == (at.provider.releases != "none")
+    assert reading.healthy
+
+
+async def test_a_release_of_what_is_not_there_is_no_error_where_it_can_release(at: Subject) -> None:
+    await at.provider.look()
+    if at.provider.releases == "none":
+        return
+    await at.provider.release(at.model)
+    await at.provider.release(at.model)
+
+    reading = await at.provider.residency()
+
+    assert at.provider.find(reading, at.model) is None
+
+
+async def test_a_model_that_was_released_can_be_loaded_and_run_again(at: Subject) -> None:
+    await at.provider.load(at.model, on_cpu=False)
+    if at.provider.releases != "none":
+        await at.provider.release(at.model)
+    await at.provider.load(at.model, on_cpu=False)
+
+    _, result = await ran(at, "generate", Work(prompt="x", max_tokens=2))
+
+    assert result.text
+
+
+async def test_a_release_for_an_unreachable_runtime_is_not_accepted(at: Subject) -> None:
+    """Nobody listens on port 1 of this host."""
+    provider = build(msgspec.structs.replace(at.provider.config, url="http://127.0.0.1:1"))
+    try:
+        with pytest.raises(RuntimeFailure) as caught:
+            await provider.release(at.model)
+    finally:
+        await provider.close()
+
+    assert caught.value.reason in (Reason.RUNTIME_UNREACHABLE, Reason.NOT_RELEASABLE)
+
+
+async def test_a_fetch_that_it_cannot_do_fails_with_the_name_or_the_words(at: Subject) -> None:
+    with pytest.raises(RuntimeFailure) as caught:
+        async for _ in at.provider.pull("nobody/has-this"):
+            pass
+
+    assert caught.value.reason is (Reason.PROVISION_FAILED if at.provider.pulls else Reason.MODEL_MISSING)
+    assert caught.value.detail
+
+
+async def test_load_options_are_the_same_for_the_same_options_in_any_order(at: Subject) -> None:
+    one = Work(prompt="x", temperature=0.5, options={"num_ctx": 8192, "num_thread": 4})
+    other = Work(prompt="y", options={"num_thread": 4, "mirostat": 1, "num_ctx": 8192})
+
+    assert at.provider.load_options(one) == at.provider.load_options(other)
+    assert at.provider.load_options(Work(prompt="x", temperature=0.5)) == ""
 
 
 async def test_closing_twice_is_no_error(at: Subject) -> None:

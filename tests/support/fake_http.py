@@ -49,10 +49,12 @@ class Fault:
 class Exchange:
     """One request, and the means to answer it."""
 
-    def __init__(self, connection: _Connection, method: str, path: str, body: bytes) -> None:
+    def __init__(self, connection: _Connection, method: str, path: str, query: str, body: bytes) -> None:
         self._connection = connection
         self.method = method
         self.path = path
+        #: What follows the question mark, as it was sent.
+        self.query = query
         self.body = body
         self.cut_stream = False
         self.truncate = False
@@ -209,7 +211,7 @@ class FakeServer:
     def _set(self, exchange: Exchange) -> None:
         """``{"pace_s": 0.1, "hold": true, ...}`` sets attributes; a hold that ends lets everything go on."""
         for name, value in exchange.json().items():
-            if name in ("hold", "hold_load", "hold_prompt", "deaf"):
+            if name in ("hold", "hold_load", "hold_unload", "hold_pull", "hold_prompt", "deaf"):
                 held: asyncio.Event | None = getattr(self, name)
                 if held is not None:
                     held.set()
@@ -283,12 +285,25 @@ class FakeServer:
 
 
 def prompt_of(asked: dict[str, Any]) -> str | None:
-    """The text that a request brings: its prompt, its last message, or its input; None where it brings none."""
+    """The text that a request brings: its prompt, its last message, or its input; None where it brings none.
+
+    A graph of nodes goes by the texts in it, see :func:`graph_text`.
+    """
+    if isinstance(asked.get("prompt"), dict):
+        return graph_text(asked["prompt"])
     if asked.get("prompt"):
         return asked["prompt"]
+    if "inputs" in asked:
+        return asked["inputs"]
     if asked.get("messages"):
         return asked["messages"][-1]["content"]
     return str(asked["input"]) if "input" in asked else None
+
+
+def graph_text(graph: dict[str, Any]) -> str:
+    """The texts that a graph's nodes were given, joined: what tells one job's graph from another's."""
+    inputs = [value for node in graph.values() for value in node.get("inputs", {}).values()]
+    return " ".join(value for value in inputs if isinstance(value, str))
 
 
 async def first_of(*events: asyncio.Event) -> asyncio.Event:
@@ -355,7 +370,8 @@ class _Connection(asyncio.Protocol):
         method, target, _ = lines[0].decode().split(" ", 2)
         self._buffer = rest[length:]
         self._busy = True
-        self._fake.dispatch(Exchange(self, method, target.split("?", 1)[0], rest[:length]))
+        path, _, query = target.partition("?")
+        self._fake.dispatch(Exchange(self, method, path, query, rest[:length]))
 
 
 def run_as_process(make: Callable[[], FakeServer], name: str) -> None:

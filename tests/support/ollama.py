@@ -16,6 +16,8 @@ from typing import Any
 from support.fake_http import Exchange, FakeServer, first_of, prompt_of, run_as_process
 
 WORDS = ("the", " patient", " scheduler", " keeps", " its", " queue", ".")
+OUT_OF_VRAM = "llama runner process has terminated: cudaMalloc failed: out of memory"
+DISK_FULL = "write /root/.ollama/models/blobs/sha256-abc-partial: no space left on device"
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 FOR_EVER = timedelta(days=365 * 292)
 DETAILS = {
@@ -70,6 +72,28 @@ class FakeOllama(FakeServer):
         #: Set to let neither hear of a client that leaves after the first token, until the event is set.
         self.deaf: asyncio.Event | None = None
         self.load_error: str | None = None
+        #: What its cards have room for, in bytes; None: anything. What does not fit spills, and a load that asks for
+        #: every layer in VRAM is refused.
+        self.vram_room: int | None = None
+        #: Set to hold every unload, and its answer, until the event is set: it lands though its client has left.
+        self.hold_unload: asyncio.Event | None = None
+        #: What an unload answers with, status 500, instead of doing anything.
+        self.unload_error: str | None = None
+        #: An unloaded model keeps its row for ever, with an end in the past (ollama#14364).
+        self.stays = False
+        #: The share of a model's VRAM that an unload gives back.
+        self.release_share = 1.0
+        #: VRAM that no row speaks of any more.
+        self.leaked = 0
+        #: What can be fetched, name to bytes.
+        self.library: dict[str, int] = {"small:1b": 1_000_000}
+        #: An ``error`` record after half of a fetch.
+        self.pull_error: str | None = None
+        #: Set to hold every fetch at its half until the event is set. It is given up when its client leaves.
+        self.hold_pull: asyncio.Event | None = None
+        self.pulls = 0
+        self.pulls_aborted = 0
+        self.unloads = 0
         #: An ``error`` record in mid-stream instead of the second token.
         self.stream_error: str | None = None
         self.load_calls = 0
@@ -82,7 +106,7 @@ class FakeOllama(FakeServer):
         self.refused = 0
 
     def counters(self) -> dict[str, Any]:
-        own = ("load_calls", "payload_calls", "loads", "max_overlap", "aborted", "refused")
+        own = ("load_calls", "payload_calls", "loads", "max_overlap", "aborted", "refused", "unloads", "pulls")
         return {**super().counters(), **{name: getattr(self, name) for name in own}}
 
     def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -93,6 +117,8 @@ class FakeOllama(FakeServer):
                 exchange.respond_json({"models": self._ps()})
             case "/api/tags":
                 exchange.respond_json({"models": [self._tag(name) for name in self.installed]})
+            case "/api/pull":
+                return self._pull(exchange)
             case "/api/generate" | "/api/chat" | "/api/embed":
                 return self._work(exchange)
             case _:
@@ -146,9 +172,7 @@ class FakeOllama(FakeServer):
         self.payload_calls += not only_load
         keep_alive = asked.get("keep_alive", 300)
         if only_load and keep_alive == 0:
-            if self.loaded.pop(name, None) is not None:
-                self._tell_vram()
-            exchange.respond_json({**_head(asked), "response": "", "done": True, "done_reason": "unload"})
+            await self._unload(exchange, name, asked)
             return
         if not await self._ensure(exchange, name, asked):
             return
@@ -159,6 +183,51 @@ class FakeOllama(FakeServer):
             await self._answer(exchange, held, asked, only_load=only_load)
         finally:
             self._request_ended(held, exchange)
+
+    async def _unload(self, exchange: Exchange, name: str, asked: dict[str, Any]) -> None:
+        self.unloads += 1
+        if self.unload_error is not None:
+            exchange.respond_json({"error": self.unload_error}, status=500)
+            return
+        if self.hold_unload is not None:
+            await self.hold_unload.wait()
+        held = self.loaded.get(name)
+        if held is not None and self.stays:
+            held.ends_at = datetime.now(UTC) - timedelta(seconds=1)
+        elif held is not None:
+            del self.loaded[name]
+            self.leaked += held.vram - int(held.vram * self.release_share)
+            self._tell_vram()
+        exchange.respond_json({**_head(asked), "response": "", "done": True, "done_reason": "unload"})
+
+    async def _pull(self, exchange: Exchange) -> None:
+        name = exchange.json().get("model", "")
+        self.pulls += 1
+        size = self.library.get(name)
+        exchange.begin("application/x-ndjson")
+        exchange.chunk(_line({"status": "pulling manifest"}))
+        if size is None:
+            exchange.chunk(_line({"error": "pull model manifest: file does not exist"}))
+            exchange.end()
+            return
+        layer: dict[str, Any] = {"status": "pulling abc", "digest": "sha256:abc", "total": size}
+        exchange.chunk(_line(layer))
+        exchange.chunk(_line({**layer, "completed": size // 2}))
+        if exchange.cut_stream:
+            exchange.drop()
+            return
+        if self.hold_pull is not None and await first_of(self.hold_pull, exchange.gone) is exchange.gone:
+            self.pulls_aborted += 1
+            return
+        if self.pull_error is not None:
+            exchange.chunk(_line({"error": self.pull_error}))
+            exchange.end()
+            return
+        exchange.chunk(_line({**layer, "completed": size}))
+        for status in ("verifying sha256 digest", "writing manifest", "success"):
+            exchange.chunk(_line({"status": status}))
+        self.installed[name] = size
+        exchange.end()
 
     def _request_ended(self, held: Loaded, exchange: Exchange) -> None:
         """The last one to end moves on the time at which the model goes."""
@@ -197,6 +266,11 @@ class FakeOllama(FakeServer):
             return False
         size = self.installed[name]
         vram = 0 if options.get("num_gpu") == 0 else int(size * self.vram_share)
+        if self.vram_room is not None and vram > self.vram_room:
+            if options.get("num_gpu", 0) >= 999:
+                exchange.respond_json({"error": OUT_OF_VRAM}, status=500)
+                return False
+            vram = self.vram_room
         self.loads += 1
         self.loaded[name] = Loaded(name, size, vram, options)
         self._tell_vram()
@@ -204,7 +278,7 @@ class FakeOllama(FakeServer):
 
     def _tell_vram(self) -> None:
         if self.on_vram is not None:
-            self.on_vram(sum(one.vram for one in self.loaded.values()))
+            self.on_vram(self.leaked + sum(one.vram for one in self.loaded.values()))
 
     async def _stream(self, exchange: Exchange, held: Loaded, asked: dict[str, Any]) -> None:
         lines = self._lines(exchange.path, asked)
@@ -265,6 +339,10 @@ def _differ(held: dict[str, Any], asked: dict[str, Any]) -> bool:
     return ("num_gpu" in asked and asked["num_gpu"] != held.get("num_gpu")) or (
         asked.get("num_ctx") != held.get("num_ctx")
     )
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 def _head(asked: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,8 @@ class Gpu(msgspec.Struct, kw_only=True):
     memory: tuple[int, int] | str | None = (24564, 23359)
     bar1: int | None = 256 * MB
     addressing: int | None = 1
+    #: Percent, or a return code.
+    utilization: int | str | None = None
     compute: str | None = None
     graphics: str | None = None
     mps: str | None = None
@@ -93,6 +95,7 @@ def script_lines(gpus: list[Gpu]) -> list[str]:
             "memory": _memory(gpu.memory),
             "bar1": gpu.bar1,
             "addressing": gpu.addressing,
+            "utilization": gpu.utilization,
             "compute": gpu.compute,
             "graphics": gpu.graphics,
             "mps": gpu.mps,

@@ -10,6 +10,7 @@
  *   0.memory 25769803776 1073741824      total and free, in bytes
  *   0.bar1 268435456
  *   0.addressing 2
+ *   0.utilization 37
  *   0.compute 4242:1048576:none 79:none:1   pid:bytes:gpu instance, also 0.graphics, 0.mps
  *   0.mig_mode 1
  *   0.mig_max 7
@@ -30,6 +31,7 @@ enum { VALUE_SIZE = 4096, GPU = 1 << 8 };
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned long long total, free, used; } bar1_t;
 typedef struct { unsigned int version, value; } addressing_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; } process_t;
 
 /* Whether the script has `key`; its value goes to `value`. */
@@ -137,6 +139,11 @@ int nvmlDeviceGetMemoryInfo(void *device, memory_t *out) {
     sscanf(value, "%llu %llu", &out->total, &out->free);
     out->used = out->total - out->free;
     return OK;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, utilization_t *out) {
+    out->memory = 0;
+    return number_of(device, "utilization", &out->gpu);
 }
 
 int nvmlDeviceGetBAR1MemoryInfo(void *device, bar1_t *out) {

@@ -698,7 +698,7 @@ def test_the_goodbye_of_an_earlier_instance_does_not_end_the_present_one(h: Hist
 
 
 def test_a_runtime_is_registered_healthy_with_its_models_and_loses_nothing_to_a_load(h: History) -> None:
-    h.registered(url="http://y", devices=("g0",), loads_models=False)
+    h.registered(url="http://y", devices=("g0",), loads_models=False, pull=("qwen3:*",))
     h.health(healthy=False, models=None, detail="refused")
     seq = h.fact(runtime.ModelLoaded(host="h1", runtime="ollama", model="m", job="a", epoch=1, load_s=1.0))
 
@@ -706,6 +706,7 @@ def test_a_runtime_is_registered_healthy_with_its_models_and_loses_nothing_to_a_
 
     assert known is not None
     assert (known.url, known.devices, known.loads_models) == ("http://y", ("g0",), False)
+    assert known.pull == ("qwen3:*",)
     assert (known.healthy, known.models, known.detail, known.seq) == (False, None, "refused", seq)
     assert h.site.hosts["h1"].runtime("other") is None
 

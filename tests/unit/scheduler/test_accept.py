@@ -202,6 +202,23 @@ def test_a_producer_with_an_impossible_name_is_told_so_under_its_cleaned_name(h:
 
 
 @pytest.mark.parametrize(
+    ("pull", "taken"),
+    [((), False), (("qwen3:8b",), True), (("qwen3:*",), True), (("llama*", "*"), True), (("q",), False)],
+)
+def test_a_model_that_no_runtime_lists_is_accepted_where_one_may_fetch_it(
+    h: History, pull: tuple[str, ...], taken: bool
+) -> None:
+    h.registered(pull=pull)
+    h.submitted(id="a", model="qwen3:8b")
+
+    fact = answer(h).fact
+
+    assert isinstance(fact, Accepted if taken else Rejected)
+    if isinstance(fact, Rejected):
+        assert (fact.reason, "may fetch it" in fact.problems[0].message) == (Reason.UNKNOWN_MODEL, True)
+
+
+@pytest.mark.parametrize(
     ("fields", "reason", "path", "words"),
     [
         ({"kind": "critique"}, Reason.UNKNOWN_KIND, "kind", "known: inference"),

@@ -213,6 +213,38 @@ def test_a_place_that_would_have_to_evict_another_model_is_avoided() -> None:
     assert fact.candidates[1].terms["evicts"] == ScoreWeights().evicts
 
 
+def test_a_place_that_would_have_to_fetch_the_model_comes_after_one_that_has_it() -> None:
+    h = two_hosts()
+    h.registered("h1", pull=("m*",))
+    h.health("h1", models=("other",))
+    h.accepted("a", origin="h1")
+
+    (fact,) = facts(h)
+
+    assert fact.host == "h2"
+    assert fact.candidates[1].terms["provision"] == ScoreWeights().provision
+    assert "provision" not in fact.candidates[0].terms
+
+
+@pytest.mark.parametrize("models", [("m",), ("m:latest",), None])
+def test_a_model_that_is_there_or_may_be_need_not_be_fetched(h: History, models: tuple[str, ...] | None) -> None:
+    h.registered(pull=("*",))
+    h.health(models=models)
+    h.accepted("a")
+
+    (fact,) = facts(h)
+
+    assert "provision" not in fact.candidates[0].terms
+
+
+def test_a_model_that_only_one_host_may_fetch_goes_there() -> None:
+    h = two_hosts()
+    h.registered("h2", pull=("qwen3:*",))
+    h.accepted("a", origin="h1", model="qwen3:8b")
+
+    assert sent(h) == {"a": "h2/g0"}
+
+
 def test_an_idle_device_is_preferred_to_one_that_already_works() -> None:
     h = two_hosts()
     h.appeared("h1", slots=2)

@@ -12,6 +12,7 @@ from gpukeeper.agents.config import AgentConfig, DeviceConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.capacity.device import Device
 from gpukeeper.events.errors import ConfigError
+from support.amd_tree import AmdTree
 from support.moments import Moments
 from support.nvml_stub import Gpu, NvmlStub, Slice
 
@@ -19,18 +20,24 @@ pytest_plugins = ["support.nvml_fixture"]
 
 A = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
 B = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+AMD = "AMD-8c5c4a2f9d3b1e70"
+UNIQUE_ID = "8c5c4a2f9d3b1e70"
 
 
 class Made:
     """Makes inventories and closes them."""
 
-    def __init__(self, meminfo: Path) -> None:
-        self.meminfo = meminfo
+    def __init__(self, folder: Path) -> None:
+        self.meminfo = folder / "meminfo"
+        self.meminfo.write_text("MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n")
+        self.proc = folder / "proc"
+        self.pci = folder / "pci"
+        self.amd = AmdTree(folder)
         self._open: list[Inventory] = []
 
     def __call__(self, *devices: DeviceConfig, find_devices: bool = True, timeout_s: float = 30.0) -> Inventory:
         config = AgentConfig(host="box", devices=devices, find_devices=find_devices, reading_timeout_s=timeout_s)
-        made = Inventory(config, now=Moments(), meminfo=self.meminfo)
+        made = Inventory(config, now=Moments(), meminfo=self.meminfo, proc=self.proc, drm=self.amd.drm, pci=self.pci)
         self._open.append(made)
         return made
 
@@ -42,9 +49,7 @@ class Made:
 
 @pytest.fixture
 async def make(nvml: NvmlStub, tmp_path: Path) -> AsyncIterator[Made]:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n")
-    made = Made(meminfo)
+    made = Made(tmp_path)
     yield made
     nvml.release_all()
     await made.close()
@@ -158,6 +163,86 @@ async def test_a_mig_parent_is_told_of_and_its_slices_can_be_declared(nvml: Nvml
     assert inventory.problems() == [f"{A} (NVIDIA A100): MIG is on: its slices are devices of their own"]
 
 
+async def test_amd_cards_are_found_beside_nvidias_and_settings_are_added(nvml: NvmlStub, make: Made) -> None:
+    nvml.host(Gpu(uuid=A))
+    make.amd.card(0, unique_id=UNIQUE_ID)
+    make.amd.card(1)
+    inventory = make(DeviceConfig(id=AMD, source="amdgpu", slots=2, headroom_mb=500, total_mb=20000))
+
+    devices = await inventory.find()
+    readings = await inventory.read_all()
+
+    assert [(each.id, each.slots, each.headroom_mb, each.limit_mb) for each in devices] == [
+        (AMD, 2, 500, 20000),
+        (A, 1, 0, None),
+        ("AMD-0000-04-00-0", 1, 0, None),
+    ]
+    assert {(each.source, each.state) for each in readings.values()} == {("amdgpu", "healthy"), ("nvml", "healthy")}
+    assert inventory.problems() == []
+
+
+async def test_a_declared_amd_card_that_is_absent_is_listed_and_reads_lost(make: Made) -> None:
+    inventory = make(DeviceConfig(id=AMD, source="amdgpu"), find_devices=False)
+
+    reading = (await inventory.read_all())[AMD]
+
+    assert (reading.state, reading.source) == ("lost", "amdgpu")
+    assert inventory.problems() == [f"{AMD}: declared, not found"]
+
+
+async def test_a_gpu_that_is_declared_with_the_wrong_source_is_not_found_and_not_used_twice(make: Made) -> None:
+    make.amd.card(0, unique_id=UNIQUE_ID)
+    inventory = make(DeviceConfig(id=AMD))
+
+    assert [each.name for each in await inventory.find()] == ["declared, not found"]
+
+
+async def test_an_integrated_amd_part_is_used_where_it_is_the_only_gpu(nvml: NvmlStub, make: Made) -> None:
+    nvml.write("init !9")
+    make.amd.integrated(0, unique_id=UNIQUE_ID)
+    inventory = make(DeviceConfig(id="ram", source="cpu"))
+
+    assert [each.id for each in await inventory.find()] == ["ram", AMD]
+    assert inventory.problems() == []
+
+
+async def test_an_integrated_amd_part_beside_another_gpu_is_used_only_where_it_is_declared(
+    nvml: NvmlStub, make: Made
+) -> None:
+    nvml.host(Gpu(uuid=A))
+    make.amd.integrated(0, unique_id=UNIQUE_ID)
+
+    assert [each.id for each in await make().find()] == [A]
+    assert [each.id for each in await make(DeviceConfig(id=AMD, source="amdgpu")).find()] == [AMD, A]
+
+    nvml.host()
+    make.amd.card(1)
+
+    assert [each.id for each in await make().find()] == ["AMD-0000-04-00-0"]
+
+
+async def test_a_card_of_nvidias_whose_driver_is_not_up_yet_is_another_gpu_and_a_problem(
+    nvml: NvmlStub, make: Made
+) -> None:
+    nvml.write("init !9")
+    make.amd.integrated(0, unique_id=UNIQUE_ID)
+    (make.pci / "0000:01:00.0").mkdir(parents=True)
+    (make.pci / "0000:01:00.0" / "vendor").write_text("0x10de\n")
+    (make.pci / "0000:01:00.0" / "class").write_text("0x030000\n")
+    inventory = make()
+
+    assert await inventory.find() == ()
+    assert inventory.problems() == ["NVML: nvmlInit: Driver Not Loaded"]
+
+
+async def test_without_any_gpu_it_is_told_that_there_is_no_driver(nvml: NvmlStub, make: Made) -> None:
+    nvml.write("init !9")
+    inventory = make()
+
+    assert await inventory.find() == ()
+    assert inventory.problems() == ["NVML: nvmlInit: Driver Not Loaded"]
+
+
 async def test_a_device_that_the_host_does_not_have_reads_unknown(make: Made) -> None:
     reading = await make(find_devices=False).read("GPU-elsewhere")
 
@@ -183,8 +268,9 @@ async def test_one_hung_gpu_leaves_the_other_readings_alone(nvml: NvmlStub, make
         (DeviceConfig(id="x", source="static"), DeviceConfig(id="x", source="cpu")),
         (DeviceConfig(id="x", source="cpu", kind="gpu"),),
         (DeviceConfig(id="x", source="nvml", kind="cpu"),),
+        (DeviceConfig(id="x", source="amdgpu", kind="cpu"),),
     ],
-    ids=["declared twice", "host memory as a gpu", "a gpu as a cpu"],
+    ids=["declared twice", "host memory as a gpu", "a gpu as a cpu", "an amd gpu as a cpu"],
 )
 def test_a_declaration_that_cannot_be_is_refused_by_name(devices: tuple[DeviceConfig, ...]) -> None:
     with pytest.raises(ConfigError, match="x"):

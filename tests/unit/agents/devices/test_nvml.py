@@ -41,14 +41,14 @@ def meminfo(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def source(nvml: NvmlStub, meminfo: Path) -> AsyncIterator[NvmlSource]:
-    made = NvmlSource(now=Moments(), limit_s=LIMIT_S, meminfo=meminfo)
+    made = NvmlSource(now=Moments(), limit_s=LIMIT_S, meminfo=meminfo, proc=meminfo.parent / "proc")
     yield made
     await ended(nvml, made)
 
 
 @pytest.fixture
 async def hasty(nvml: NvmlStub, meminfo: Path) -> AsyncIterator[NvmlSource]:
-    made = NvmlSource(now=Moments(), limit_s=HANG_LIMIT_S, meminfo=meminfo)
+    made = NvmlSource(now=Moments(), limit_s=HANG_LIMIT_S, meminfo=meminfo, proc=meminfo.parent / "proc")
     yield made
     await ended(nvml, made)
 
@@ -126,6 +126,74 @@ async def test_processes_that_may_not_be_read_are_none_and_not_nobody(nvml: Nvml
     assert readings[A].free_mb == 23359
     assert "Insufficient Permissions" in (readings[A].error or "")
     assert readings[B].processes == ()
+
+
+async def test_a_process_in_a_container_is_told_with_its_container(
+    nvml: NvmlStub, source: NvmlSource, tmp_path: Path
+) -> None:
+    container = "3f4e1d2c" * 8
+    (tmp_path / "proc" / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
+    (tmp_path / "proc" / "7").mkdir()
+    (tmp_path / "proc" / "7" / "cgroup").write_text(f"0::/system.slice/docker-{container}.scope\n")
+    nvml.host(Gpu(uuid=A, compute=f"7:{500 * MB}:none 8:{5 * MB}:none"))
+
+    reading = (await by_id(source))[A]
+
+    assert reading.processes == (
+        ProcessUse(pid=7, used_mb=500, container=container),
+        ProcessUse(pid=8, used_mb=5),
+    )
+
+
+async def test_the_share_of_time_in_use_is_told_where_the_driver_tells_it(nvml: NvmlStub, source: NvmlSource) -> None:
+    part = Slice(uuid="MIG-11111111-aaaa-bbbb-cccc-000000000001")
+    nvml.host(
+        Gpu(uuid=A, utilization=37),
+        Gpu(uuid=B),
+        Gpu(uuid=C, utilization=50, mig={0: part}),
+        Gpu(uuid=D, utilization=101),
+    )
+
+    readings = await by_id(source)
+
+    assert {each: reading.utilization_percent for each, reading in readings.items()} == {
+        A: 37,
+        B: None,
+        C: None,
+        part.uuid: None,
+        D: None,
+    }
+    assert {reading.error for reading in readings.values()} == {None}
+
+
+async def test_c15_the_share_of_time_in_use_is_told_of_unified_parts_too(nvml: NvmlStub, source: NvmlSource) -> None:
+    nvml.host(Gpu(uuid=A, name="NVIDIA GB10", memory=None, utilization=12))
+
+    reading = (await by_id(source))[A]
+
+    assert (reading.unified, reading.utilization_percent) == (True, 12)
+
+
+async def test_a_share_that_fails_otherwise_leaves_the_memory_figures_and_says_why(
+    nvml: NvmlStub, source: NvmlSource
+) -> None:
+    nvml.host(Gpu(uuid=A, utilization="!999"))
+
+    reading = (await by_id(source))[A]
+
+    assert (reading.state, reading.free_mb, reading.utilization_percent) == ("healthy", 23359, None)
+    assert "Unknown Error" in (reading.error or "")
+
+
+async def test_a_driver_that_goes_away_at_the_last_question_makes_the_reading_unknown(
+    nvml: NvmlStub, source: NvmlSource
+) -> None:
+    nvml.host(Gpu(uuid=A))
+    (device,) = await source.find()
+    nvml.host(Gpu(uuid=A, utilization="!1"))
+
+    assert (await source.read(device)).state == "unknown"
 
 
 async def test_c15_unified_memory_is_the_hosts_with_its_use_subtracted(nvml: NvmlStub, source: NvmlSource) -> None:
@@ -253,8 +321,9 @@ def test_every_uuid_becomes_a_valid_id_and_different_ones_stay_different() -> No
         (Gpu(uuid=B, handle="!999"), "Unknown Error"),
         (Gpu(uuid=B, memory="!15"), "GPU is lost"),
         (Gpu(uuid=B, compute="!15"), "GPU is lost"),
+        (Gpu(uuid=B, utilization="!15"), "GPU is lost"),
     ],
-    ids=["handle lost", "handle unknown error", "memory lost", "processes lost"],
+    ids=["handle lost", "handle unknown error", "memory lost", "processes lost", "share of use lost"],
 )
 async def test_c19_a_lost_gpu_is_lost_with_the_text_and_the_others_keep_reading(
     nvml: NvmlStub, source: NvmlSource, broken: Gpu, text: str
@@ -332,7 +401,9 @@ async def test_figures_are_never_taken_from_another_gpu_that_has_got_the_index(
     assert {each: reading.free_mb for each, reading in (await by_id(source)).items()} == {A: None, B: 1900}
 
 
-@pytest.mark.parametrize("memory", [(0, 0), (100, 101)], ids=["no total", "more free than total"])
+@pytest.mark.parametrize(
+    "memory", [(0, 0), (100, 101), (1 << 43, 1 << 43)], ids=["no total", "more free than total", "beyond all cards"]
+)
 async def test_figures_that_cannot_be_are_unknown(nvml: NvmlStub, source: NvmlSource, memory: tuple[int, int]) -> None:
     nvml.host(Gpu(uuid=A, memory=memory))
 
@@ -466,7 +537,7 @@ from gpukeeper.agents.devices.nvml import NvmlSource
 
 async def main():
     assert "pynvml" not in sys.modules
-    source = NvmlSource(now=lambda: datetime.now(UTC), limit_s=30, meminfo=Path("/nonexistent"))
+    source = NvmlSource(now=lambda: datetime.now(UTC), limit_s=30, meminfo=Path("/none"), proc=Path("/none"))
     for device in await source.find():
         print(device.id, await source.read(device))
     print(source.problem())

@@ -1,0 +1,75 @@
+"""Loads that belong to the agent, not to the job that asked first: who leaves does not break them off for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gpukeeper.agents.memory.tenancy import Tenancy
+from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.events.modelnames import canonical
+from gpukeeper.events.tasks import end_all
+from gpukeeper.events.work import Work
+
+
+class Load:
+    """One load under way. Several jobs may wait for it."""
+
+    def __init__(self, task: asyncio.Task[float]) -> None:
+        self._task = task
+
+    @property
+    def going(self) -> bool:
+        return not self._task.done()
+
+    async def wait(self) -> float:
+        """Seconds that the load took. Being cancelled does not break the load off.
+
+        Raises:
+            RuntimeFailure: the runtime refused or could not.
+        """
+        return await asyncio.shield(self._task)
+
+    async def over(self) -> None:
+        """Wait for its end, whatever it is."""
+        await asyncio.wait({self._task})
+
+    async def break_off(self) -> None:
+        """Close the connection that it was asked for on, which is how a runtime is told."""
+        await end_all({self._task})
+
+
+class Loads:
+    """The loads of one agent: one for each (runtime, model, options) at a time."""
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self._going: dict[tuple[str, str, str], Load] = {}
+
+    def begin(self, provider: Provider, model: str, work: Work, *, on_cpu: bool) -> Load:
+        """Begin to load, or join the same load where it is under way."""
+        key = (provider.config.name, canonical(model), provider.load_options(work))
+        load = self._going.get(key)
+        if load is None:
+            task = asyncio.create_task(self._load(key, provider, model, work, on_cpu=on_cpu), name=f"load {model}")
+            task.add_done_callback(_look_at)
+            load = self._going[key] = Load(task)
+        return load
+
+    async def _load(
+        self, key: tuple[str, str, str], provider: Provider, model: str, work: Work, *, on_cpu: bool
+    ) -> float:
+        began_s = time.monotonic()
+        self._tenancy.loading(provider.config.name, +1)
+        try:
+            await provider.load(model, on_cpu=on_cpu, work=work)
+        finally:
+            self._tenancy.loading(provider.config.name, -1)
+            del self._going[key]
+        return round(time.monotonic() - began_s, 4)
+
+
+def _look_at(task: asyncio.Task[float]) -> None:
+    """Take note of how it ended, in case nobody waits any more."""
+    if not task.cancelled():
+        task.exception()

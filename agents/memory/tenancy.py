@@ -1,0 +1,133 @@
+"""What this agent knows of each registered runtime: who uses it, since when it does nothing, what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.capacity.idleness import Idleness
+from gpukeeper.capacity.owners import Tenant
+from gpukeeper.events.instants import utc_text
+from gpukeeper.events.readings import RuntimeReading
+from gpukeeper.projections.host import ALL
+
+
+class _Entry:
+    """One registered runtime."""
+
+    __slots__ = ("epochs", "grace_s", "idleness", "loading", "provider", "reading", "settled")
+
+    def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
+        self.provider = provider
+        self.grace_s = grace_s
+        #: Claims of ours that are here, from before their admission until their end.
+        self.epochs: set[int] = set()
+        self.idleness = Idleness(gap_max_s=gap_max_s)
+        self.reading: RuntimeReading | None = None
+        self.loading = 0
+        #: Set while nothing is being released here.
+        self.settled = asyncio.Event()
+        self.settled.set()
+
+
+class Tenancy:
+    """The registered runtimes as owners of memory. Single-threaded, like all of a room."""
+
+    def __init__(self, *, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, provider: Provider, *, grace_s: float, gap_max_s: float) -> None:
+        """From now on it may be asked to let go, by the rules; what is not registered is never touched."""
+        self._entries[provider.config.name] = _Entry(provider, grace_s, gap_max_s)
+
+    def provider(self, runtime: str) -> Provider | None:
+        entry = self._entries.get(runtime)
+        return None if entry is None else entry.provider
+
+    # --- use
+
+    def enter(self, runtime: str, epoch: int) -> None:
+        """A job of ours is about to load or run there: whatever idleness was proven is over."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.epochs.add(epoch)
+            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+
+    def leave(self, runtime: str, epoch: int) -> None:
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.epochs.discard(epoch)
+            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+
+    def jobs(self, runtime: str, *, but: int | None = None) -> int:
+        """Claims of ours that are there, without the one that asks."""
+        entry = self._entries.get(runtime)
+        return 0 if entry is None else len(entry.epochs - {but})
+
+    def loading(self, runtime: str, change: int) -> None:
+        """A load or a fetch begins (+1) or has ended (-1) there."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.loading += change
+
+    def releasing(self, runtime: str, *, going: bool) -> None:
+        """A release is under way there, or has come to its end."""
+        entry = self._entries[runtime]
+        if going:
+            entry.settled.clear()
+        else:
+            entry.settled.set()
+
+    async def until_settled(self, runtime: str) -> None:
+        """Wait while something is being released there: what it holds then is not what it holds now."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            await entry.settled.wait()
+
+    # --- evidence
+
+    def looked(self, reading: RuntimeReading) -> RuntimeReading:
+        """Fold one look. Returns it with the idleness that is proven by now, for the heartbeat."""
+        entry = self._entries.get(reading.runtime)
+        if entry is None:
+            return reading
+        entry.idleness = entry.idleness.read(reading, len(entry.epochs) + entry.loading)
+        since = entry.idleness.since
+        entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
+        return entry.reading
+
+    def reading(self, runtime: str) -> RuntimeReading | None:
+        """The newest look."""
+        entry = self._entries.get(runtime)
+        return None if entry is None else entry.reading
+
+    def tenants(
+        self, devices: Iterable[str], pins: Mapping[str, tuple[str, ...]], *, but: int | None = None
+    ) -> tuple[Tenant, ...]:
+        """All of them, as the rules of reclaim see them; ``but`` is the claim that asks, which does not count itself.
+
+        Args:
+            devices: all of the host that a runtime without a list of its own may use.
+            pins: by runtime, as in :class:`gpukeeper.projections.hostview.HostView`.
+        """
+        everywhere = tuple(devices)
+        now = self._now()
+        return tuple(
+            Tenant(
+                runtime=name,
+                releases=entry.provider.releases,
+                grace_s=entry.grace_s,
+                devices=entry.provider.config.devices or everywhere,
+                reading=entry.reading,
+                idle_s=entry.idleness.idle_s(now),
+                jobs=len(entry.epochs - {but}),
+                loading=entry.loading > 0,
+                pins=tuple(None if pin == ALL else pin for pin in pins.get(name, ())),
+            )
+            for name, entry in self._entries.items()
+        )

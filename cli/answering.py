@@ -19,7 +19,10 @@ _NOT_TRIED = (Reason.CRASH_LOOPING, Reason.NO_CONTAINER, Reason.OWNER_BUSY, Reas
 
 
 class Answers:
-    """What is heard of the command at ``command_seq``: the scheduler's yes, and the agent's answer where it is the agent that acts."""
+    """What is heard of one command: the scheduler's yes, and the agent's answer where it is the agent that acts.
+
+    ``command_seq`` is the command's sequence, by which answers name it.
+    """
 
     def __init__(self, command_seq: int) -> None:
         self.command_seq = command_seq

@@ -39,3 +39,17 @@ def place_name(words: Sequence[str], what: str, *, takes_model: bool = False) ->
         raise WrongUsage(f"name one {what.lower()}: {shape}, or HOST/{what}" + (" [MODEL]" if takes_model else ""))
     host, name = require_token(names[0], "HOST"), require_token(names[1], what)
     return PlaceName(host, name, names[2] if len(names) == 3 else None)
+
+
+def host_and_device(host: str | None, device: str | None) -> tuple[str | None, str | None]:
+    """``--host`` and ``--device``, where the device may be given as ``HOST/DEVICE``.
+
+    Raises:
+        WrongUsage: the two name different hosts.
+    """
+    if device is None or "/" not in device:
+        return host, device
+    named, _, name = device.partition("/")
+    if host not in (None, named):
+        raise WrongUsage(f"--device {device}: is not on --host {host}")
+    return named, name

@@ -100,7 +100,7 @@ def _host(site: Site, host: Host, heard: Heard | None, now_ns: int) -> dict[str,
     beat_s = None if heard is None else _age_s(heard.stored_ns, now_ns)
     return {
         "host": host.name,
-        "agent": _agent_state(host, heard, beat_s),
+        "agent": agent_state(host, heard, now_ns=now_ns),
         "heartbeat_s": beat_s,
         "version": host.version,
         "instance_id": host.instance_id,
@@ -114,12 +114,13 @@ def _host(site: Site, host: Host, heard: Heard | None, now_ns: int) -> dict[str,
     }
 
 
-def _agent_state(host: Host, heard: Heard | None, beat_s: float | None) -> str:
+def agent_state(host: Host, heard: Heard | None, *, now_ns: int) -> str:
+    """``live``, ``stopping``, ``silent`` (what it said last no longer counts) or ``left``."""
     if host.left:
         return "left"
-    if heard is None or beat_s is None or heard.beat.instance_id != host.instance_id:
+    if heard is None or heard.beat.instance_id != host.instance_id:
         return "silent"
-    if beat_s > _BEATS_MISSED_MAX * heard.beat.interval_s:
+    if _age_s(heard.stored_ns, now_ns) > _BEATS_MISSED_MAX * heard.beat.interval_s:
         return "silent"
     return "stopping" if heard.beat.stopping else "live"
 

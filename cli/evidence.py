@@ -16,10 +16,10 @@ from gpukeeper.capacity.device import Device as CapacityDevice
 from gpukeeper.capacity.need import which_need
 from gpukeeper.capacity.owners import Tenant, owners_on
 from gpukeeper.capacity.preview import Candidate
-from gpukeeper.capacity.reclaim import Hurdle
+from gpukeeper.capacity.reclaim import Hurdle, Owner
+from gpukeeper.cli.agentstate import agent_state
 from gpukeeper.cli.livesite import Heard
 from gpukeeper.cli.quantities import duration, moment
-from gpukeeper.cli.siteview import agent_state
 from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.modelnames import same_model
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
@@ -48,7 +48,7 @@ def candidates(
     places = list(_places(site, want))
     able = [place for place in places if may_have(place[1], want.model)]
     return tuple(
-        _Evidence(site, host, heard.get(host.name), learned, now_ns).candidate(want, runtime, device)
+        HostEvidence(site, host, heard.get(host.name), learned, now_ns).candidate(want, runtime, device)
         for host, runtime, device in able or places
     )
 
@@ -68,7 +68,7 @@ def _places(site: Site, want: Want) -> Iterator[tuple[Host, Runtime, Device]]:
                     yield host, runtime, device
 
 
-class _Evidence:
+class HostEvidence:
     """What is known of one host."""
 
     def __init__(self, site: Site, host: Host, heard: Heard | None, learned: Learned, now_ns: int) -> None:
@@ -89,28 +89,18 @@ class _Evidence:
         ]
 
     def candidate(self, want: Want, runtime: Runtime, device: Device) -> Candidate:
-        reading = self._reading(device)
-        look = self._look(runtime)
-        known = CapacityDevice(
-            id=device.id,
-            kind="cpu" if device.kind == "cpu" else "gpu",
-            name=device.name,
-            slots=device.slots,
-            headroom_mb=device.headroom_mb,
-            limit_mb=_limit_mb(device, reading),
-            parent=device.parent,
-            unschedulable=device.unschedulable,
-        )
+        reading = self.reading(device)
+        look = self.look(runtime)
         learned_mb = self.learned.peak_mb(self.host.name, runtime.name, want.model)
         question = Question(
-            device=known,
+            device=_known(device, reading),
             reading=reading,
-            reserved_mb=self._reserved_mb(device, known, reading),
+            reserved_mb=self.reserved_mb(device, reading),
             need=which_need(declared_mb=want.vram_mb, learned_mb=learned_mb),
             resident=_is_resident(want.model, runtime, device, look),
             drained=device.drained,
             blocked=device.detail or "no further word" if device.state == "blocked" else None,
-            owners=owners_on(device.id, [self._tenant(each) for each in self._registered()]),
+            owners=self.owners(device),
         )
         holders = tuple(claim.job for claim in device.claims if claim.job in self.site.live)
         holders += tuple(self.site.routed.get(device.key, ()))
@@ -124,10 +114,11 @@ class _Evidence:
             stale_s=self._age_s(reading),
         )
 
-    def _registered(self) -> Iterator[Runtime]:
+    def registered(self) -> Iterator[Runtime]:
+        """The runtimes of its registry as it joined last."""
         return (runtime for runtime in self.host.registry if runtime.name in self.host.runtimes)
 
-    def _reading(self, device: Device) -> DeviceReading:
+    def reading(self, device: Device) -> DeviceReading:
         """The newest reading; an unknown one where nothing recent says anything."""
         reading = None if self.heard is None else self.heard.device(device.id)
         if reading is None:
@@ -139,11 +130,16 @@ class _Evidence:
             return msgspec.structs.replace(reading, state=state, error=device.detail or "as its agent said last")
         return reading
 
-    def _look(self, runtime: Runtime) -> RuntimeReading | None:
+    def look(self, runtime: Runtime) -> RuntimeReading | None:
+        """The newest look, where it still counts."""
         return None if self.heard is None else self.heard.runtime(runtime.name)
 
+    def owners(self, device: Device) -> tuple[Owner, ...]:
+        """What its registered runtimes hold there."""
+        return owners_on(device.id, [self._tenant(each) for each in self.registered()])
+
     def _tenant(self, runtime: Runtime) -> Tenant:
-        look = self._look(runtime)
+        look = self.look(runtime)
         here = [job for name, job in self.jobs if name == runtime.name]
         releases = runtime.releases if runtime.releases in ("model", "all") else "none"
         return Tenant(
@@ -173,7 +169,7 @@ class _Evidence:
             return None
         return Hurdle(Reason.RESIDENCY_UNKNOWN, f"{runtime.name} did not say what it holds.")
 
-    def _reserved_mb(self, device: Device, known: CapacityDevice, reading: DeviceReading) -> int:
+    def reserved_mb(self, device: Device, reading: DeviceReading) -> int:
         """What jobs of ours were promised and the reading cannot show yet; all of it where nobody knows how much."""
         reserved_mb = 0
         for claim in device.claims:
@@ -185,7 +181,7 @@ class _Evidence:
                 declared_mb=job.vram_mb, learned_mb=self.learned.peak_mb(self.host.name, runtime, job.model)
             )
             if need is None or need.vram_mb is None:
-                return max(usable_mb(known, reading, 0) or 0, 0)
+                return max(usable_mb(_known(device, reading), reading, 0) or 0, 0)
             reserved_mb += need.vram_mb
         return reserved_mb
 
@@ -219,6 +215,20 @@ def _instant(text: str) -> datetime | None:
         return parse_utc(text)
     except ValueError:
         return None
+
+
+def _known(device: Device, reading: DeviceReading) -> CapacityDevice:
+    """The device as decisions see it."""
+    return CapacityDevice(
+        id=device.id,
+        kind="cpu" if device.kind == "cpu" else "gpu",
+        name=device.name,
+        slots=device.slots,
+        headroom_mb=device.headroom_mb,
+        limit_mb=_limit_mb(device, reading),
+        parent=device.parent,
+        unschedulable=device.unschedulable,
+    )
 
 
 def _limit_mb(device: Device, reading: DeviceReading) -> int | None:

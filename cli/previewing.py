@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukeeper.capacity.preview import Preview, preview
+from gpukeeper.cli.agentstate import agent_state
 from gpukeeper.cli.errors import NotFound
 from gpukeeper.cli.evidence import candidates
 from gpukeeper.cli.exitcodes import Exit
@@ -12,7 +13,6 @@ from gpukeeper.cli.livesite import LiveSite
 from gpukeeper.cli.options import Where
 from gpukeeper.cli.printing import one_line, print_json, say
 from gpukeeper.cli.session import Session, open_session
-from gpukeeper.cli.siteview import agent_state
 from gpukeeper.events.clock import now_ns
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import ModelLoaded

@@ -142,7 +142,8 @@ def test_a_drained_and_a_blocked_device_admit_nothing(h: History) -> None:
 def test_a_resident_model_needs_nothing_more_whatever_its_name_and_a_part_of_it_does(h: History) -> None:
     free = card(h.at_ns, free_mb=100)
     whole = look(h.at_ns, "ollama", holds_mb=20_000, idle_s=10, resident={"m:latest": 20_000})
-    (row,) = whole.resident or ()
+    assert whole.resident is not None
+    row = whole.resident[0]
     half = replace(whole, resident=(replace(row, vram_bytes=row.size_bytes // 2 if row.size_bytes else None),))
     going = replace(whole, resident=(replace(row, stopping=True),))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpukeeper.cli.answering import Answers
@@ -120,13 +121,15 @@ def test_an_act_ends_with_the_answer_to_this_wish_and_no_other(
 ) -> None:
     answers = Answers(3)
     wanted = runtime.ActWanted(host="box", runtime="comfyui", act="restart", command_seq=3, actor="ann")
-    acted = {"host": "box", "runtime": "comfyui", "act": "restart"}
+    other = msgspec.structs.replace(wanted, command_seq=2)
+    acted = runtime.Acted(host="box", runtime="comfyui", act="restart", wanted_seq=6, done=True)
+    answer = msgspec.structs.replace(acted, wanted_seq=WISH, done=done, reason=reason)
 
-    assert not answers.take(event(runtime.ActWanted(**{**acted, "command_seq": 2, "actor": "ann"}), seq=6))
+    assert not answers.take(event(other, seq=6))
     assert answers.take(event(wanted, seq=WISH))
-    assert not answers.take(event(runtime.Acted(**acted, wanted_seq=6, done=True)))
+    assert not answers.take(event(acted))
     assert not answers.ended
-    assert answers.take(event(runtime.Acted(**acted, wanted_seq=WISH, done=done, reason=reason)))
+    assert answers.take(event(answer))
     assert (answers.ended, answers.document()["state"], answers.exit) == (True, state, exit_code)
 
 

@@ -33,11 +33,12 @@ def shown(h: History, beats: dict[str, Heard]) -> tuple[Part, ...]:
 
 
 def beats(h: History, **comfyui: Any) -> dict[str, Heard]:
+    given: dict[str, Any] = {"holds_mb": 10_000, "idle_s": 120}
     return heard(
         h.at_ns,
         devices=[card(h.at_ns, free_mb=4000)],
         runtimes=[
-            look(h.at_ns, "comfyui", **({"holds_mb": 10_000, "idle_s": 120} | comfyui)),
+            look(h.at_ns, "comfyui", **(given | comfyui)),
             look(h.at_ns, "ollama", holds_mb=8000, resident={"m": 8000}, idle_s=7),
         ],
     )

@@ -107,6 +107,8 @@ def test_the_screen_says_in_words_what_is_drained_pinned_silent_and_idle(h: Hist
     assert str(gone[3]).startswith("unknown: its agent is silent")
     comfyui = next(row for row in runtime_rows(live) if row[0] == "h1/comfyui")
     assert (comfyui[3], comfyui[5]) == ("healthy, idle for 2 min 00 s", "all of it")
+    works = devices_document(h.site, beats(h, activity="busy"), now_ns=h.at_ns)
+    assert next(row[3] for row in runtime_rows(works) if row[0] == "h1/comfyui") == "healthy, busy"
     ((name, letters, words),) = bar_rows(live, 24)
     assert (name, letters) == ("h1/g0", "I" * 18 + "u" * 2 + "." * 4)
     assert "comfyui 9.8 GB, idle 2 min 00 s, pinned" in str(words)

@@ -7,7 +7,7 @@ import msgspec
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.writer import patiently
 from gpukeeper.events.objects import get_body
-from gpukeeper.events.spec import Submission, parse_submission
+from gpukeeper.events.spec import Need, Residency, Submission, parse_submission
 from gpukeeper.events.work import Task, Work, task_of
 
 
@@ -17,7 +17,8 @@ class Body(msgspec.Struct, frozen=True):
     task: Task
     model: str
     work: Work
-    vram_mb: int | None
+    need: Need
+    residency: Residency | None = None
 
 
 class BodyMissing(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ async def fetch_body(room: HostRoom, submission_seq: int) -> Body | BodyMissing:
     spec = parsed.spec
     ref = spec.body
     if ref is None:
-        return Body(parsed.task, spec.model, spec, spec.need.vram_mb)
+        return Body(parsed.task, spec.model, spec, spec.need, spec.residency)
     raw = await patiently(lambda: get_body(room.payloads, ref))
     if raw is None:
         return BodyMissing(f"object {ref.object} is gone or was changed")
@@ -45,7 +46,7 @@ async def fetch_body(room: HostRoom, submission_seq: int) -> Body | BodyMissing:
         return BodyMissing(f"object {ref.object} is no body of a job: {error}")
     if task_of(work) != parsed.task:
         return BodyMissing(f"object {ref.object} holds no body for {parsed.task!r}")
-    return Body(parsed.task, spec.model, with_settings(work, spec), spec.need.vram_mb)
+    return Body(parsed.task, spec.model, with_settings(work, spec), spec.need, spec.residency)
 
 
 def with_settings(work: Work, spec: Work) -> Work:

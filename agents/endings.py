@@ -86,6 +86,11 @@ def handed_back(so_far: SoFar) -> facts.Waiting:
     return facts.Waiting(job=so_far.job, reason=Reason.HANDED_BACK, detail=_STOPPED, epoch=so_far.epoch)
 
 
+def given_back(so_far: SoFar, reason: Reason, detail: str) -> facts.Waiting:
+    """There is no room after all, and the runtime has not seen the job: back into the queue."""
+    return facts.Waiting(job=so_far.job, reason=reason, detail=detail, epoch=so_far.epoch)
+
+
 def preempted(so_far: SoFar) -> facts.Preempted:
     """The agent stops and so did the run, surely: back into the queue, to be run again from the start."""
     return facts.Preempted(job=so_far.job, epoch=so_far.epoch, reason=Reason.AGENT_STOPPING, detail=_STOPPED)

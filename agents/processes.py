@@ -1,4 +1,4 @@
-"""Which process listens on a port of this host, read from ``/proc``.
+"""Which process listens on a port of this host, and which it started, read from ``/proc``.
 
 A container's ``/proc`` shows only its own processes, and another user's open files cannot be read without
 rights: then the answer is None, which means unknown, not that nobody listens.
@@ -30,6 +30,27 @@ def listener_pid(port: int, *, proc: Path = PROC) -> int | None:
         if owners:
             return min(owners)
     return None
+
+
+def family(pid: int, *, proc: Path = PROC) -> frozenset[int]:
+    """The process and all that it started, and they in turn, as far as they can be seen: workers hold the memory."""
+    parents: dict[int, int] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdecimal() and (parent := _parent(folder)) is not None:
+            parents[int(folder.name)] = parent
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def _parent(folder: Path) -> int | None:
+    try:
+        # The name stands in parentheses, and may hold some itself; behind it come the state and the parent.
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return None  # it ended just now, or is none
 
 
 def _listening(port: int, proc: Path) -> list[str]:
@@ -82,3 +103,19 @@ def _leads_to(entry: Path, target: str) -> bool:
         return str(entry.readlink()) == target
     except OSError:
         return False  # closed between listing and reading
+
+
+def family(pid: int, *, proc: Path = PROC) -> frozenset[int]:
+    """``pid`` and everything that it started, directly or not, as far as ``/proc`` shows: runners of a server."""
+    parents: dict[int, int] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended just now
+            parents[int(folder.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return frozenset(found)

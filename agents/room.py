@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.devices.hostmemory import available_mb
 from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.agents.disk import free_disk_mb
 from gpukeeper.agents.looks import FreshLooks
+from gpukeeper.agents.memory.handoff import Handoff
+from gpukeeper.agents.memory.loads import Loads
+from gpukeeper.agents.memory.observer import Observer
+from gpukeeper.agents.memory.tenancy import Tenancy
+from gpukeeper.agents.memory.turns import Turns
 from gpukeeper.agents.outputs import Outputs
-from gpukeeper.agents.processes import listener_pid
+from gpukeeper.agents.processes import family, listener_pid
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.agents.writer import OwnSubject, patiently
+from gpukeeper.capacity.admission import HostRoom as HostLeft
 from gpukeeper.capacity.admission import Ledger
 from gpukeeper.capacity.device import Device
+from gpukeeper.capacity.owners import owners_on
+from gpukeeper.capacity.reclaim import Owner
 from gpukeeper.events import subjects
+from gpukeeper.events.clock import now
 from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Follower, Log, Stored
@@ -26,6 +39,9 @@ from gpukeeper.events.recorder import Recorder
 from gpukeeper.projections.host import Suspicion
 from gpukeeper.projections.hostview import HostView
 
+if TYPE_CHECKING:
+    from gpukeeper.agents.provisioning import Provisioner
+
 
 class Slot(msgspec.Struct, frozen=True):
     """One place for one job on one device."""
@@ -33,6 +49,14 @@ class Slot(msgspec.Struct, frozen=True):
     device: Device
     index: int
     subject: OwnSubject
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a device is blocked, and what must be free before it is not."""
+
+    why: str
+    free_mb: int
+    since_seq: int = 0
 
 
 class HostRoom:
@@ -61,6 +85,17 @@ class HostRoom:
         self.outputs = outputs
         self.view = view
         self.ledger = Ledger()
+        #: Who uses which runtime, and since when it does nothing.
+        self.tenancy = Tenancy(now=now)
+        #: One load or release at a time on each device.
+        self.turns = Turns()
+        self.loads = Loads(self.tenancy)
+        self.handoff = Handoff(self)
+        self.observer = Observer(self)
+        #: Fetches models that are missing, where the agent was told how.
+        self.provisioner: Provisioner | None = None
+        #: What blocks a device: an owner of its memory that did not let go.
+        self.blocked: dict[str, Block] = {}
         #: Runtimes whose last placement check failed, this agent's or its predecessor's.
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
@@ -85,6 +120,41 @@ class HostRoom:
     def speaks_for_host(self) -> bool:
         """Whether no other agent has joined for this host since, as far as it is folded here."""
         return self.view.instance_id in ("", self.instance_id)
+
+    # --- blocked devices
+
+    def block(self, device_id: str, why: str, *, free_mb: int) -> None:
+        """Give nothing out there until at least ``free_mb`` are free, or an operator resumes the device."""
+        self.blocked[device_id] = Block(why=why, free_mb=free_mb, since_seq=self.view.resumed.get(device_id, 0))
+
+    def still_blocked(self, reading: DeviceReading) -> Block | None:
+        """What blocks the device, after one more reading of it."""
+        block = self.blocked.get(reading.device)
+        if block is None:
+            return None
+        yielded = reading.state == "healthy" and reading.free_mb is not None and reading.free_mb >= block.free_mb
+        if yielded or self.view.resumed.get(reading.device, 0) > block.since_seq:
+            del self.blocked[reading.device]
+            return None
+        return block
+
+    async def host_left(self, runtime: RuntimeConfig) -> HostLeft:
+        """What the host has left beside its devices, measured now, less what is promised already."""
+        ram_mb = await asyncio.to_thread(available_mb)
+        disk_mb = await asyncio.to_thread(free_disk_mb, runtime)
+        return HostLeft(ram_mb=ram_mb, disk_mb=disk_mb)
+
+    # --- owners of memory
+
+    def gpu_ids(self) -> tuple[str, ...]:
+        """The devices that a runtime without a list of its own may use."""
+        return tuple(
+            device.id for device in self.inventory.devices if device.kind == "gpu" and device.unschedulable is None
+        )
+
+    def owners_on(self, device_id: str, *, but: int | None = None) -> tuple[Owner, ...]:
+        """Who holds memory there, by the newest looks; ``but`` is the claim that asks."""
+        return owners_on(device_id, self.tenancy.tenants(self.gpu_ids(), self.view.pins, but=but))
 
     # --- subjects
 
@@ -166,11 +236,20 @@ class HostRoom:
         return tuple(await asyncio.gather(*(self.inventory.read(each) for each in self.devices_of(provider, claimed))))
 
     async def process_use_mb(self, provider: Provider, readings: Iterable[DeviceReading]) -> int | None:
-        """What the runtime's process holds on these devices, for runtimes that do not report it; None where unknown."""
+        """What the runtime's process and its workers hold on these devices, for runtimes that do not report it.
+
+        A llama.cpp router and a vLLM have one that listens and others that hold the memory. None where unknown.
+        """
         uses = [use for reading in readings for use in reading.processes or ()]
         port = urlsplit(provider.config.url).port
         if provider.reports_vram or not uses or port is None:
             return None
-        pid = await asyncio.to_thread(listener_pid, port)
-        held = [use.used_mb for use in uses if use.pid == pid and use.used_mb is not None]
+        pids = await asyncio.to_thread(_serving, port)
+        held = [use.used_mb for use in uses if use.pid in pids and use.used_mb is not None]
         return sum(held) if held else None
+
+
+def _serving(port: int) -> frozenset[int]:
+    """The process that listens on ``port`` and all that it started; none where that is unknown. Blocks."""
+    pid = listener_pid(port)
+    return frozenset() if pid is None else family(pid)

@@ -13,8 +13,11 @@ import structlog
 import gpukeeper
 from gpukeeper.agents.attempt import Attempt, Stop
 from gpukeeper.agents.config import ABANDON_S, GOODBYE_S, STOP_MARGIN_S, AgentConfig, RuntimeConfig
+from gpukeeper.agents.containers.steward import Steward
 from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.agents.memory.wishes import Wishes
 from gpukeeper.agents.outputs import Outputs
+from gpukeeper.agents.provisioning import Provisioner
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.agents.runtimes.registry import build, find_runtimes
@@ -106,6 +109,11 @@ class AgentService:
         self._joining = asyncio.Lock()
         self._room: HostRoom | None = None
         self._host_subject: OwnSubject | None = None
+        #: Of the containers that the registry names, where it names any.
+        self._steward: Steward | None = None
+        if any(each.container is not None for each in config.runtimes):
+            self._steward = Steward.of_host(config)
+        self._wishes: Wishes | None = None
 
     @property
     def room(self) -> HostRoom:
@@ -139,9 +147,14 @@ class AgentService:
                 outputs=self._outputs,
                 view=view,
             )
+            self._room.observer.steward = self._steward
+            self._room.provisioner = Provisioner(self._room, leaves_mb=self._config.pull_leaves_disk_mb)
+            self._wishes = Wishes(self._room, self._steward)
             for config in await find_runtimes(self._config):
-                self._providers[config.name] = build(config)
-            surveyor = Surveyor(self._room, self._config, self._beats, self._providers, self._claim_beats)
+                self._providers[config.name] = build(config, steward=self._steward)
+            surveyor = Surveyor(
+                self._room, self._config, self._beats, self._providers, self._claim_beats, self._on_device_lost
+            )
             services = await self._serve()
             await self._join(surveyor)
             # Only then has every claim been seen that an earlier instance could still make.
@@ -153,8 +166,14 @@ class AgentService:
             if services is not None:
                 await services.stop()
             await follower.stop()
+            if self._wishes is not None:
+                await self._wishes.close()
+            if self._room is not None and self._room.provisioner is not None:
+                await self._room.provisioner.close()
             for provider in self._providers.values():
                 await provider.close()
+            if self._steward is not None:
+                await self._steward.close()
             await self._inventory.close()
 
     # --- coming
@@ -313,7 +332,7 @@ class AgentService:
             asyncio.ensure_future(_join(follower.broken)),
             asyncio.ensure_future(_join(self._connection.closed)),
         }
-        self._dispatch(self.room.view)
+        self._on_change(self.room.view)
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
@@ -351,7 +370,7 @@ class AgentService:
 
     async def _adopt(self, config: RuntimeConfig, surveyor: Surveyor) -> None:
         async with self._joining:
-            self._providers[config.name] = build(config)
+            self._providers[config.name] = build(config, steward=self._steward)
             await self._join_again(surveyor)
 
     async def _join_again(self, surveyor: Surveyor) -> None:
@@ -370,7 +389,15 @@ class AgentService:
             claims = view.claims.get(attempt.slot.device.id, {})
             if attempt.epoch and attempt.epoch <= view.seq and attempt.epoch not in claims and not attempt.released:
                 attempt.stop(Stop.FENCED)
+        if self._wishes is not None and self._joined_seq and not self._stopping:
+            self._wishes.take_up()
         self._dispatch(view)
+
+    def _on_device_lost(self, device_id: str, why: str) -> None:
+        """What runs on a device that fell off the bus will not end by itself."""
+        for attempt in self._attempts.values():
+            if attempt.slot.device.id == device_id and attempt.epoch:
+                attempt.stop(Stop.DEVICE_LOST, why)
 
     def _dispatch(self, view: HostView) -> None:
         """Begin an attempt for each route that has a free slot, in the order in which they were sent."""

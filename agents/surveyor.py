@@ -24,6 +24,7 @@ from gpukeeper.events.codec import encode
 from gpukeeper.events.device import Appeared, Changed
 from gpukeeper.events.log import Appended, Log, Record
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, Heartbeat, RuntimeReading
+from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import HealthChanged, Registered
 from gpukeeper.projections.host import Suspicion
 
@@ -31,6 +32,8 @@ _log = structlog.get_logger("gpukeeper.surveyor")
 
 #: How long a heartbeat waits for a look before it goes out with the one before.
 _LOOK_WAIT_S = 2.0
+#: A pause between two looks of more than so many heartbeats proves nothing about what was done in it.
+_LOOKS_MISSED_MAX = 3.0
 
 
 class Surveyor:
@@ -43,17 +46,20 @@ class Surveyor:
         beats: Log,
         providers: Mapping[str, Provider],
         claims: Callable[[], Sequence[ClaimBeat]],
+        on_lost: Callable[[str, str], None] = lambda _device, _why: None,
     ) -> None:
         self._room = room
         self._config = config
         self._beats = beats
         self._providers = providers
         self._claims = claims
+        self._on_lost = on_lost
         self.devices: tuple[Device, ...] = ()
         self.readings: dict[str, DeviceReading] = {}
         self.looks: dict[str, RuntimeReading] = {}
         self._told_devices: dict[str, str] = {}
         self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
+        self._told_registry: dict[str, Registered] = {}
         self._told_problems: tuple[str, ...] = ()
         self._look: asyncio.Task[None] | None = None
         self.stopping = False
@@ -80,19 +86,12 @@ class Surveyor:
             await self._room.device_subject(device.id).append(appeared)
             self._told_devices[device.id] = "healthy"
         for name, provider in self._providers.items():
-            registered = Registered(
-                host=self._room.host,
-                runtime=name,
-                provider=provider.config.provider,
-                url=provider.config.url,
-                devices=provider.config.devices,
-                loads_models=provider.loads_models,
-                releases=provider.releases,
-                idle_grace_s=self._config.idle_grace_of(provider.config),
-                container=provider.config.container,
-                pull=provider.config.pull if provider.pulls else (),
+            self._room.tenancy.register(
+                provider,
+                grace_s=self._config.idle_grace_of(provider.config),
+                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
             )
-            await self._room.runtime_subject(name).append(registered)
+            await self._tell_registry(name)
         await self._survey()
 
     async def devices_changed(self) -> bool:
@@ -113,19 +112,27 @@ class Surveyor:
         """Look at every device and runtime at once, and tell the log what is another than before."""
         names = list(self._providers)
         suspects = dict(self._room.suspects)
-        readings, looks = await asyncio.gather(
-            self._room.inventory.read_all(), asyncio.gather(*(self._providers[name].look() for name in names))
-        )
+        readings = {device: self._shown(one) for device, one in (await self._room.inventory.read_all()).items()}
+        looks = await self._room.observer.look_at_all(readings)
         self.readings = readings
-        self.looks = dict(zip(names, looks, strict=True))
+        self.looks = {name: looks[name] for name in names if name in looks}
         for device in self.devices:
-            await _as_far_as_it_goes(self._tell_device(device, readings.get(device.id)))
+            reading = readings.get(device.id)
+            if reading is not None and reading.state == "lost":
+                self._on_lost(device.id, reading.error or "the device is lost")
+            await _as_far_as_it_goes(self._tell_device(device, reading))
         for name, look in self.looks.items():
             # A suspicion that came up meanwhile is about what this look may not have seen yet.
             suspicion = self._room.suspects.get(name)
             known = suspicion is not None and suspicion is suspects.get(name)
             cleared = known and suspicion is not None and await self._clears(name, look, suspicion)
+            await _as_far_as_it_goes(self._tell_registry(name))
             await _as_far_as_it_goes(self._tell_runtime(name, look, cleared=cleared))
+
+    def _shown(self, reading: DeviceReading) -> DeviceReading:
+        """A device with an owner that did not let go is shown as blocked, with its figures."""
+        block = self._room.still_blocked(reading)
+        return reading if block is None else replace(reading, state="blocked", error=block.why)
 
     async def _tell_device(self, device: Device, reading: DeviceReading | None) -> None:
         state = "unknown" if reading is None else reading.state
@@ -136,6 +143,26 @@ class Surveyor:
         await self._room.device_subject(device.id).append(changed)
         self._told_devices[device.id] = state
         _log.warning("device_changed", device=device.id, state=state, detail=detail)
+
+    async def _tell_registry(self, name: str) -> None:
+        """What the runtime can do shows only when it answers, for some: a llama.cpp server may be a router."""
+        provider = self._providers[name]
+        registered = Registered(
+            host=self._room.host,
+            runtime=name,
+            provider=provider.config.provider,
+            url=provider.config.url,
+            devices=provider.config.devices,
+            loads_models=provider.loads_models,
+            releases=provider.releases,
+            idle_grace_s=self._config.idle_grace_of(provider.config),
+            container=provider.config.container,
+            pull=provider.config.pull if provider.pulls else (),
+        )
+        if self._told_registry.get(name) == registered:
+            return
+        await self._room.runtime_subject(name).append(registered)
+        self._told_registry[name] = registered
 
     async def _tell_runtime(self, name: str, look: RuntimeReading, *, cleared: bool) -> None:
         models, untold = told(look.models)
@@ -161,6 +188,9 @@ class Surveyor:
     async def _clears(self, name: str, look: RuntimeReading, suspicion: Suspicion) -> bool:
         """A suspect runtime is trusted again when the model that failed is gone, or passes the check it failed."""
         if not look.healthy or look.resident is None:
+            return False
+        if suspicion.reason == Reason.DEADLINE and look.activity == "busy":
+            # It gave no progress, and still works on something.
             return False
         provider = self._providers[name]
         row = provider.find(look, suspicion.model)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import structlog
 from bench_site import BenchServer
 from figures import Figure, show, write
+from measure_devices import measure_devices
 from measure_jobs import measure_site
 from measure_log import fill, measure_accepts, measure_folds, measure_snapshot, open_log
 
@@ -39,14 +40,17 @@ async def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parser = argparse.ArgumentParser(description="Measure gpukeeper.")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
-    parser.add_argument("--only", choices=["log", "site"])
+    parser.add_argument("--only", choices=["log", "site", "devices"])
     options = parser.parse_args()
     quick: bool = options.quick
     figures: list[Figure] = []
-    if options.only != "site":
+    if options.only in (None, "log"):
         with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
             figures += await measure_log(Path(folder), quick=quick)
-    if options.only != "log":
+    if options.only in (None, "devices"):
+        with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
+            figures += measure_devices(Path(folder), seconds=5.0 if quick else 20.0)
+    if options.only in (None, "site"):
         with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
             sizes = (300, 30, 5.0) if quick else (2_000, 200, 30.0)
             figures += await measure_site(Path(folder), jobs=sizes[0], singles=sizes[1], idle_s=sizes[2])

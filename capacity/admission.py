@@ -88,6 +88,10 @@ class Ledger(msgspec.Struct, frozen=True):
             )
         )
 
+    def without(self, epoch: int) -> Ledger:
+        """All but what is promised to ``epoch``: what others were promised, as its holder sees it."""
+        return Ledger(tuple(each for each in self.reservations if each.epoch != epoch))
+
     def seen_in(self, reading: DeviceReading) -> Ledger:
         """Forget what was released and needs no counting any more, now that there is ``reading``."""
         return Ledger(
@@ -283,6 +287,7 @@ def _of_the_host(need: Need | None, room: HostRoom | None) -> list[tuple[str, in
     left = room or HostRoom()
     asked = (("the host's memory", need.ram_mb, left.ram_mb), ("the host's disk", need.disk_mb, left.disk_mb))
     return [(name, wanted_mb, left_mb) for name, wanted_mb, left_mb in asked if wanted_mb]
+
 
 def _label(device: Device) -> str:
     return f"{device.id} ({device.name})"

@@ -24,6 +24,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     ram_mb: int | None = None
     disk_mb: int | None = None
 
+    @property
+    def asks_host(self) -> bool:
+        """Whether it needs anything of the host beside its devices."""
+        return bool(self.ram_mb or self.disk_mb)
+
 
 def with_margin(measured_mb: int) -> int:
     """What to count on for a model whose largest load took ``measured_mb``."""

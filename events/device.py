@@ -168,6 +168,8 @@ class Reclaimed(Fact, frozen=True, kw_only=True):
     settle_s: float
     job: str | None = None
     wanted_seq: int | None = None
+    #: Another release, or another answer, for the same wish follows.
+    more: bool = False
 
 
 class ReclaimFailed(Fact, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from gpukeeper.events.device import Considered
 from gpukeeper.events.fact import Fact, Record
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, RuntimeReading
 from gpukeeper.events.reasons import Reason
@@ -120,6 +121,8 @@ class Admitted(Fact, frozen=True, kw_only=True):
     usable_mb: int | None = None
     reading: DeviceReading | None = None
     residency: RuntimeReading | None = None
+    #: Who holds memory there, and who of them would be asked to let go, where that was looked at.
+    considered: tuple[Considered, ...] = ()
     detail: str = ""
 
 
@@ -145,6 +148,7 @@ class Denied(Fact, frozen=True, kw_only=True):
     usable_mb: int | None = None
     reading: DeviceReading | None = None
     residency: RuntimeReading | None = None
+    considered: tuple[Considered, ...] = ()
 
 
 class Placement(Fact, frozen=True, kw_only=True):

@@ -41,6 +41,11 @@ class Suspicion(msgspec.Struct, frozen=True, array_like=True):
     device: str
     why: str
 
+    @property
+    def reason(self) -> str:
+        """The code that the words begin with."""
+        return self.why.partition(":")[0]
+
 
 def act_wish(seq: int, fact: ActWanted) -> ActWish:
     """The wish that stands at ``seq``."""

@@ -13,6 +13,7 @@ from gpukeeper.events.job import Clocks
 from gpukeeper.projections.device import Claim, ReclaimWish, device_key, reclaim_wish, why_drained
 from gpukeeper.projections.home import is_at_home
 from gpukeeper.projections.host import ActWish, Suspicion, act_wish, pin_of, why_suspect
+from gpukeeper.projections.learned import Learned
 from gpukeeper.projections.site import Site
 
 
@@ -51,6 +52,10 @@ class HostView:
         self.pins: dict[str, tuple[str, ...]] = {}
         #: Devices that somebody took out of service, and why.
         self.drained: dict[str, str] = {}
+        #: What models took when they were loaded here.
+        self.learned = Learned()
+        #: When each device was put back into service last.
+        self.resumed: dict[str, int] = {}
         #: Wishes of operators that this host has not answered, by sequence, with the device or runtime.
         self.reclaim_wishes: dict[int, tuple[str, ReclaimWish]] = {}
         self.act_wishes: dict[int, tuple[str, ActWish]] = {}
@@ -70,6 +75,7 @@ class HostView:
             view.pins = {runtime.name: runtime.pins for runtime in known.registry if runtime.pins}
             view.act_wishes = {wish.seq: (runtime.name, wish) for runtime in known.registry for wish in runtime.wishes}
             view.suspects = {name: suspicion for name, suspicion in suspects.items() if suspicion is not None}
+        view.learned = Learned(site.learned.state(host))
         routes: list[PendingRoute] = []
         for device in site.devices.values():
             if device.host != host:
@@ -157,11 +163,15 @@ class HostView:
                 self.drained[fact.device] = why_drained(fact)
             case device_facts.Resumed():
                 self.drained.pop(fact.device, None)
+                self.resumed[fact.device] = seq
             case device_facts.ReclaimWanted():
                 self.reclaim_wishes[seq] = (fact.device, reclaim_wish(seq, fact))
             case device_facts.Reclaimed() | device_facts.ReclaimRefused() | device_facts.ReclaimFailed():
-                if fact.wanted_seq is not None:
+                more = isinstance(fact, device_facts.Reclaimed) and fact.more
+                if fact.wanted_seq is not None and not more:
                     self.reclaim_wishes.pop(fact.wanted_seq, None)
+            case runtime_facts.ModelLoaded():
+                self.learned.apply(fact)
             case runtime_facts.Pinned():
                 pins = self.pins.get(fact.runtime, ())
                 self.pins[fact.runtime] = tuple(sorted({*pins, pin_of(fact.model)}))

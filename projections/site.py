@@ -17,6 +17,7 @@ from gpukeeper.projections.folding.handlers import HANDLERS
 from gpukeeper.projections.home import is_at_home
 from gpukeeper.projections.host import Host, Runtime
 from gpukeeper.projections.job import Job, Phase, RouteSeq
+from gpukeeper.projections.learned import Learned, LearnedLoad
 from gpukeeper.projections.queue import Queue
 from gpukeeper.projections.unanswered import Command, Waiting
 
@@ -52,6 +53,7 @@ class SiteState(msgspec.Struct, array_like=True):
     forgotten: int
     unknown: int
     unreadable: int
+    learned: list[LearnedLoad]
 
 
 class Site:
@@ -77,6 +79,8 @@ class Site:
         #: Events of newer versions, and what was no event or stood on a subject that is not its own.
         self.unknown = 0
         self.unreadable = 0
+        #: What models took when they were loaded.
+        self.learned = Learned()
         # Derived, never stored:
         self.queue = Queue()
         #: Jobs sent to a device whose route nobody has claimed yet, by device key.
@@ -244,6 +248,7 @@ class Site:
             forgotten=self.forgotten,
             unknown=self.unknown,
             unreadable=self.unreadable,
+            learned=self.learned.state(),
         )
 
     @classmethod
@@ -261,6 +266,7 @@ class Site:
         site.forgotten = state.forgotten
         site.unknown = state.unknown
         site.unreadable = state.unreadable
+        site.learned = Learned(state.learned)
         site._ended = deque(state.ended)
         site.jobs = {job.id: job for job in state.jobs}
         live = [job for job in state.jobs if not job.ended]

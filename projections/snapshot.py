@@ -69,7 +69,6 @@ _NOT_FOLDED = frozenset(
         "events/schema.py",
         "projections/alone.py",
         "projections/hostview.py",
-        "projections/learned.py",
         # When folding begins and ends.
         "projections/runner.py",
     }

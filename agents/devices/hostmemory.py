@@ -68,6 +68,14 @@ def read_meminfo(path: Path) -> HostMemory:
         raise MeminfoUnreadable(f"{path}: {error.message}") from error
 
 
+def available_mb(path: Path = PROC_MEMINFO) -> int | None:
+    """What programs can get now without swapping; None where the host does not say. Blocks: for a thread."""
+    try:
+        return read_meminfo(path).available_mb
+    except MeminfoUnreadable:
+        return None
+
+
 def installed_mb() -> int | None:
     """How much memory is installed, where the system says so without ``/proc`` (macOS), else None."""
     try:

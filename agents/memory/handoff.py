@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +18,6 @@ from gpukeeper.agents.memory.settling import Settling
 from gpukeeper.agents.runtimes.port import Provider, RuntimeFailure
 from gpukeeper.capacity.admission import usable_mb
 from gpukeeper.capacity.device import Device
-from gpukeeper.capacity.owners import owners_on
 from gpukeeper.capacity.reclaim import Owner, Plan, plan
 from gpukeeper.events import device as facts
 from gpukeeper.events.device import Considered
@@ -93,26 +92,32 @@ class Handoff:
         asked: set[tuple[str, str | None]] = set()
         generations: list[int] = []
         failure: _Released | None = None
+        unanswered = False
         while True:
             reading = await self._room.inventory.read(device.id)
             usable = self._usable_mb(device, reading, asker)
             if usable is None:
                 return Refused(reason=Reason.DEVICE_UNKNOWN, detail=reading.error or f"the device is {reading.state}")
             if need_mb is not None and usable >= need_mb:
+                if unanswered:
+                    await self._nothing_more(device, asker, "enough is free")
                 return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
-            await self._room.look_at_all()
+            await self._room.observer.look_at_all(await self._room.inventory.read_all())
             found = self.plan(device, None if need_mb is None else need_mb - usable, asker, but=asked)
             if not found.chosen:
                 if need_mb is None and generations:
+                    if unanswered:
+                        await self._nothing_more(device, asker, "whatever may be released has been")
                     return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
                 return await self._refuse(device, need_mb, usable, found, failure, asker)
             owner = found.chosen[0]
             asked.add((owner.runtime, owner.model))
-            more = need_mb is None and len(found.chosen) > 1
+            more = asker.wanted_seq is not None and len(found.chosen) > 1
             wanted_mb = None if need_mb is None else (reading.free_mb or 0) + need_mb - usable
             released = await self._release(device, owner, reading, wanted_mb, found, asker, more=more)
             if released.reason is None:
                 generations.append(released.generation)
+                unanswered = more
             else:
                 failure = released
                 if device.id in self._room.blocked:
@@ -124,13 +129,12 @@ class Handoff:
         shortfall_mb: int | None,
         asker: Asker,
         *,
-        but: set[tuple[str, str | None]] = frozenset(),  # type: ignore[assignment]
+        but: Collection[tuple[str, str | None]] = (),
     ) -> Plan:
         """Who would be asked now, by the newest looks. Pure but for them."""
-        tenants = self._room.tenancy.tenants(self._room.gpu_ids(), self._room.view.pins, but=asker.epoch)
         owners = [
             owner
-            for owner in owners_on(device.id, tenants)
+            for owner in self._room.owners_on(device.id, but=asker.epoch)
             if (owner.runtime, owner.model) not in but
             and asker.runtime in (None, owner.runtime)
             and asker.model in (None, owner.model)
@@ -168,6 +172,17 @@ class Handoff:
         )
         await self._room.device_subject(device.id).append(refused, job=asker.job, epoch=asker.epoch)
         return Refused(reason=reason, detail=detail, considered=found.considered)
+
+    async def _nothing_more(self, device: Device, asker: Asker, detail: str) -> None:
+        """The last word on a wish, where the last release said that more would follow."""
+        refused = facts.ReclaimRefused(
+            host=self._room.host,
+            device=device.id,
+            reason=Reason.NOT_NEEDED,
+            detail=f"nothing more is released: {detail}",
+            wanted_seq=asker.wanted_seq,
+        )
+        await self._room.device_subject(device.id).append(refused)
 
     async def _release(
         self,

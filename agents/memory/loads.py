@@ -1,4 +1,4 @@
-"""Loads that belong to the agent, not to the job that asked first: who leaves does not break them off for the others."""
+"""Loads that belong to the agent, not to the job that asked first: who leaves does not break them off for others."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ class Load:
         """
         return await asyncio.shield(self._task)
 
-    async def over(self) -> None:
-        """Wait for its end, whatever it is."""
-        await asyncio.wait({self._task})
+    async def over(self, within_s: float) -> None:
+        """Wait for its end, whatever it is, and break it off where it takes longer."""
+        if within_s > 0:
+            await asyncio.wait({self._task}, timeout=within_s)
+        if self.going:
+            await self.break_off()
 
     async def break_off(self) -> None:
         """Close the connection that it was asked for on, which is how a runtime is told."""
@@ -63,6 +66,7 @@ class Loads:
         self._tenancy.loading(provider.config.name, +1)
         try:
             await provider.load(model, on_cpu=on_cpu, work=work)
+            self._tenancy.loaded(*key)
         finally:
             self._tenancy.loading(provider.config.name, -1)
             del self._going[key]

@@ -12,6 +12,7 @@ from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.capacity.idleness import Idleness
 from gpukeeper.capacity.owners import Tenant
 from gpukeeper.events.instants import utc_text
+from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import RuntimeReading
 from gpukeeper.projections.host import ALL
 
@@ -19,7 +20,7 @@ from gpukeeper.projections.host import ALL
 class _Entry:
     """One registered runtime."""
 
-    __slots__ = ("epochs", "grace_s", "idleness", "loading", "provider", "reading", "settled")
+    __slots__ = ("epochs", "grace_s", "idleness", "loaded", "loading", "provider", "reading", "settled")
 
     def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
         self.provider = provider
@@ -29,6 +30,8 @@ class _Entry:
         self.idleness = Idleness(gap_max_s=gap_max_s)
         self.reading: RuntimeReading | None = None
         self.loading = 0
+        #: The options that each model was loaded with last, by its shortest name, where we loaded it.
+        self.loaded: dict[str, str] = {}
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
@@ -43,11 +46,16 @@ class Tenancy:
 
     def register(self, provider: Provider, *, grace_s: float, gap_max_s: float) -> None:
         """From now on it may be asked to let go, by the rules; what is not registered is never touched."""
-        self._entries[provider.config.name] = _Entry(provider, grace_s, gap_max_s)
+        entry = self._entries.get(provider.config.name)
+        if entry is None or entry.provider is not provider:
+            self._entries[provider.config.name] = _Entry(provider, grace_s, gap_max_s)
 
     def provider(self, runtime: str) -> Provider | None:
         entry = self._entries.get(runtime)
         return None if entry is None else entry.provider
+
+    def providers(self) -> tuple[Provider, ...]:
+        return tuple(entry.provider for entry in self._entries.values())
 
     # --- use
 
@@ -75,12 +83,31 @@ class Tenancy:
         if entry is not None:
             entry.loading += change
 
+    def loaded(self, runtime: str, model: str, options: str) -> None:
+        """We had it load ``model`` (by its shortest name) with these options."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.loaded[model] = options
+
+    def serves(self, runtime: str, model: str, options: str) -> bool:
+        """Whether ``model``, as it is resident there, is loaded with the options that a job needs.
+
+        Where somebody else loaded it nobody knows: that serves a job which names none.
+        """
+        entry = self._entries.get(runtime)
+        known = None if entry is None else entry.loaded.get(canonical(model))
+        return options == (known or "")
+
+    def is_releasing(self, runtime: str) -> bool:
+        entry = self._entries.get(runtime)
+        return entry is not None and not entry.settled.is_set()
+
     def releasing(self, runtime: str, *, going: bool) -> None:
         """A release is under way there, or has come to its end."""
-        entry = self._entries[runtime]
-        if going:
+        entry = self._entries.get(runtime)
+        if entry is not None and going:
             entry.settled.clear()
-        else:
+        elif entry is not None:
             entry.settled.set()
 
     async def until_settled(self, runtime: str) -> None:

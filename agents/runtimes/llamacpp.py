@@ -1,4 +1,6 @@
-"""A llama.cpp server (``llama-server``): one process, one model, chosen when it was started.
+"""A llama.cpp server (``llama-server``): one process, one model, chosen when it was started; or a router of many.
+
+Which of both it is shows in its list of models, and so after the first look.
 
 It answers any model's name with the one it has, so what it serves is read and compared with what was asked.
 It does not say how much of the model sits in VRAM; that is left to the device's own reading.
@@ -8,22 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.runtimes import llamacpp_completion, openai_run
 from gpukeeper.agents.runtimes import llamacpp_wire as wire
-from gpukeeper.agents.runtimes import openai_chat, openai_run
 from gpukeeper.agents.runtimes.attempts import LOOK_TIMEOUT_S, attempt, believable, utc_now
-from gpukeeper.agents.runtimes.http import RuntimeHttp, decode, error_words
+from gpukeeper.agents.runtimes.http import RuntimeHttp
+from gpukeeper.agents.runtimes.llamacpp_router import Router
 from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
 from gpukeeper.events.modelnames import find_resident, same_model
 from gpukeeper.events.readings import Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
-from gpukeeper.events.work import JobResult, Task, Work
+from gpukeeper.events.work import Task, Work
 
 
 class LlamaCpp:
-    """One plain llama.cpp server of the registry, under the contract of ``port.Provider``."""
+    """One llama.cpp server of the registry, under the contract of ``port.Provider``."""
 
     def __init__(self, config: RuntimeConfig, *, look_timeout_s: float = LOOK_TIMEOUT_S) -> None:
         self._config = config
@@ -31,6 +35,9 @@ class LlamaCpp:
         self._http = RuntimeHttp(config.url)
         #: The model file that the last look saw, and the ids that were served then: it names the model too.
         self._file: tuple[tuple[str, ...], str | None] = ((), None)
+        self._router = Router(config.name, self._http, look_timeout_s)
+        #: Whether the server is a router; None before it was asked.
+        self._routes: bool | None = None
 
     @property
     def config(self) -> RuntimeConfig:
@@ -38,11 +45,11 @@ class LlamaCpp:
 
     @property
     def loads_models(self) -> bool:
-        return False
+        return bool(self._routes)
 
     @property
     def releases(self) -> Releases:
-        return "none"
+        return "model" if self._routes and self._config.release != "none" else "none"
 
     @property
     def pulls(self) -> bool:
@@ -68,14 +75,14 @@ class LlamaCpp:
         if health.status != "ok":
             error = f"/health: status {health.status!r}"
             return RuntimeReading(runtime=name, read_at=read_at, healthy=False, error=error)
-        path = None if isinstance(props, RuntimeFailure) else props.model_path
+        path = None if self._routes or isinstance(props, RuntimeFailure) else props.model_path
         self._file = (wire.ids(models), path)
         return RuntimeReading(
             runtime=name,
             read_at=read_at,
             healthy=True,
-            activity=wire.activity(slots),
-            resident=tuple(wire.resident(served) for served in models.data),
+            activity=await self._router.activity(models) if self._routes else wire.activity(slots),
+            resident=self._resident(models),
             models=wire.names(models, path),
         )
 
@@ -90,11 +97,13 @@ class LlamaCpp:
             runtime=name,
             read_at=read_at,
             healthy=True,
-            resident=tuple(wire.resident(served) for served in models.data),
+            resident=self._resident(models),
             models=wire.names(models, path if ids == wire.ids(models) else None),
         )
 
     def find(self, reading: RuntimeReading, model: str) -> ResidentModel | None:
+        if self._routes:
+            return self._router.find(reading, model)
         resident = reading.resident or ()
         if len(resident) == 1 and any(same_model(name, model) for name in reading.models or ()):
             return resident[0]
@@ -107,8 +116,11 @@ class LlamaCpp:
     def load_options(self, work: Work) -> str:  # noqa: ARG002 (they were chosen when it was started)
         return ""
 
-    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (it has one model)
-        await self._served(model)
+    async def load(self, model: str, *, on_cpu: bool, work: Work | None = None) -> None:  # noqa: ARG002 (how was chosen when it was started)
+        if await self._is_router():
+            await self._router.load(model)
+        else:
+            await self._served(model)
 
     def run(
         self,
@@ -119,74 +131,67 @@ class LlamaCpp:
         on_cpu: bool,  # noqa: ARG002 (where its model is was chosen when it was started)
         keep_alive_s: int | None = None,  # noqa: ARG002 (the server keeps its model for life)
     ) -> AsyncGenerator[Token | Done]:
-        match task:
-            case "generate":
-                return self._generate(model, work)
-            case "chat":
-                return self._chat(model, work)
-            case "embed":
-                return self._embed(model, work)
-            case "workflow" | "analysis":
-                raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"a llama.cpp server does no {task}")
+        if task in ("workflow", "analysis"):
+            raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"a llama.cpp server does no {task}")
+        return self._run(model, task, work)
 
-    async def release(self, model: str | None) -> None:  # noqa: ARG002 (it has one model, for life)
-        raise RuntimeFailure(Reason.NOT_RELEASABLE, "a llama.cpp server keeps its model for life")
+    async def release(self, model: str | None) -> None:
+        if not await self._is_router():
+            raise RuntimeFailure(Reason.NOT_RELEASABLE, "a llama.cpp server keeps its model for life")
+        if self.releases == "none":
+            raise RuntimeFailure(Reason.NOT_RELEASABLE, f"{self._config.name}: its registry entry forbids releases")
+        if model is None:
+            raise RuntimeFailure(Reason.NOT_RELEASABLE, "a llama.cpp router lets go of one model at a time: name it")
+        await self._router.release(model)
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
         raise RuntimeFailure(Reason.MODEL_MISSING, f"a llama.cpp server cannot fetch {model}")
         yield  # what makes it a generator
 
-    async def signs(self, model: str) -> Signs:  # noqa: ARG002 (it has one model)
+    async def signs(self, model: str) -> Signs:
         """Its slots say whether any of them works, where it was started with ``--slots``."""
+        if self._routes:
+            return await self._router.signs(model)
         slots = await attempt(self._http.get("/slots", wire.slots_decoder), "/slots", self._look_timeout_s)
         return Signs(activity=wire.activity(slots))
 
     async def close(self) -> None:
         await self._http.close()
 
-    async def _generate(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
-        path = "/completion"
-        body = {**wire.settings(work), "model": model, "prompt": work.prompt, "stream": True}
-        pieces: list[str] = []
-        async with self._http.stream(path, body) as lines:
-            async for line in lines:
-                data = openai_chat.sse_data(line, path)
-                if data is None:
-                    continue
-                record = decode(data, wire.completion_decoder, path)
-                if record.error is not None:
-                    raise RuntimeFailure(Reason.RUNTIME_ERROR, f"{path}: {error_words(record.error)}")
-                if record.content:
-                    pieces.append(record.content)
-                    yield Token(record.content)
-                if record.stop:
-                    await lines.finish()
-                    await self._check_answered(model, record.model)
-                    yield Done(
-                        JobResult(
-                            text="".join(pieces),
-                            finish_reason=wire.finish(record),
-                            prompt_tokens=record.tokens_evaluated,
-                            completion_tokens=record.tokens_predicted,
-                            model=record.model,
-                        )
-                    )
-                    return
-        raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
-
-    def _chat(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
-        settings = wire.settings(work)
-        if (limit := settings.pop("n_predict", None)) is not None:
-            settings["max_tokens"] = limit
-        return openai_run.chat(self._http, model, settings, work, partial(self._check_answered, model))
-
-    def _embed(self, model: str, work: Work) -> AsyncGenerator[Token | Done]:
-        return openai_run.embed(self._http, model, work, partial(self._check_answered, model))
+    async def _run(self, model: str, task: Task, work: Work) -> AsyncGenerator[Token | Done]:
+        name, query = model, ""
+        if await self._is_router():
+            # It must not load for the work: nobody would look where the model went. One that was evicted is an error.
+            name, query = self._router.id_of(model), "?autoload=false"
+        check = partial(self._check_answered, model)
+        match task:
+            case "generate":
+                doing = llamacpp_completion.generate(self._http, name, work, check, query=query)
+            case "embed":
+                doing = openai_run.embed(self._http, name, work, check, query=query)
+            case _:
+                settings = wire.settings(work)
+                if (limit := settings.pop("n_predict", None)) is not None:
+                    settings["max_tokens"] = limit
+                doing = openai_run.chat(self._http, name, settings, work, check, query=query)
+        async with aclosing(doing) as items:
+            async for item in items:
+                yield item
 
     async def _models(self) -> wire.Models:
         models = await self._http.get("/v1/models", wire.models_decoder)
-        believable([wire.resident(served) for served in models.data], "/v1/models")
+        self._routes = wire.is_router(models)
+        self._router.take(models)
+        believable(self._resident(models), "/v1/models")
         return models
+
+    def _resident(self, models: wire.Models) -> tuple[ResidentModel, ...]:
+        return wire.routed(models) if self._routes else tuple(wire.resident(served) for served in models.data)
+
+    async def _is_router(self) -> bool:
+        if self._routes is None:
+            await self._models()
+        return bool(self._routes)
 
     async def _served(self, model: str) -> wire.Served:
         """What the server says about ``model``; raises LOAD_FAILED where it serves another."""
@@ -194,6 +199,8 @@ class LlamaCpp:
         for served in models.data:
             if any(same_model(name, model) for name in (served.id, *(served.aliases or ()))):
                 return served
+        if self._routes:
+            raise RuntimeFailure(Reason.LOAD_FAILED, f"{self._config.name} lists no {model}")
         props = await attempt(self._http.get("/props", wire.props_decoder), "/props", self._look_timeout_s)
         path = None if isinstance(props, RuntimeFailure) else props.model_path
         if path and len(models.data) == 1 and same_model(path, model):

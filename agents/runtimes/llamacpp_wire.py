@@ -29,10 +29,18 @@ class Served(msgspec.Struct):
     id: str
     aliases: list[str] | None = None
     meta: Meta | None = None
+    #: What a router says of the model; a plain server says nothing.
+    status: Any = None
 
 
 class Models(msgspec.Struct):
     data: list[Served]
+
+
+class Accepted(msgspec.Struct):
+    """A router's answer to a wish."""
+
+    success: bool
 
 
 class Props(msgspec.Struct):
@@ -55,6 +63,7 @@ class Completion(msgspec.Struct):
 health_decoder = msgspec.json.Decoder(Health)
 slots_decoder = msgspec.json.Decoder(list[Slot])
 models_decoder = msgspec.json.Decoder(Models)
+accepted_decoder = msgspec.json.Decoder(Accepted)
 props_decoder = msgspec.json.Decoder(Props)
 completion_decoder = msgspec.json.Decoder(Completion)
 
@@ -67,6 +76,49 @@ def activity(slots: list[Slot] | RuntimeFailure) -> Activity:
     if isinstance(slots, RuntimeFailure) or not slots:
         return "unknown"
     return "busy" if any(slot.is_processing for slot in slots) else "idle"
+
+
+class _Status(msgspec.Struct):
+    value: str = ""
+    failed: bool = False
+    exit_code: int | None = None
+
+
+def _status(served: Served) -> _Status:
+    try:
+        return msgspec.convert(served.status, _Status)
+    except msgspec.ValidationError:
+        return _Status()
+
+
+def is_router(models: Models) -> bool:
+    """Whether this is a router's list: it says of each model how that stands."""
+    return any(_status(served).value for served in models.data)
+
+
+def state(served: Served) -> str:
+    """How a router's model stands: ``unloaded``, ``loading``, ``loaded``, ``sleeping``, or a newer word."""
+    return _status(served).value
+
+
+def state_words(served: Served) -> str:
+    """The same, for people."""
+    status = _status(served)
+    if status.failed:
+        return f"its process ended with {status.exit_code}"
+    return f"it is {status.value} again" if status.value == "unloaded" else f"it is {status.value or 'in no state'}"
+
+
+def routed(models: Models) -> tuple[ResidentModel, ...]:
+    """What a router holds. A model that sleeps has given its memory up."""
+    rows = ((served, state(served)) for served in models.data)
+    return tuple(
+        msgspec.structs.replace(
+            resident(served), pinned=False, loading=state == "loading", stopping=state not in ("loading", "loaded")
+        )
+        for served, state in rows
+        if state not in ("unloaded", "sleeping", "downloading", "downloaded")
+    )
 
 
 def resident(served: Served) -> ResidentModel:

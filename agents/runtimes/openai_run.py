@@ -37,11 +37,14 @@ _embeddings = msgspec.json.Decoder(_Embeddings)
 
 
 def chat(
-    http: RuntimeHttp, model: str, settings: dict[str, Any], work: Work, check: CheckAnswered
+    http: RuntimeHttp, model: str, settings: dict[str, Any], work: Work, check: CheckAnswered, *, query: str = ""
 ) -> AsyncGenerator[Token | Done]:
-    """A streamed chat. ``settings`` are in OpenAI's names; raises as ``port.Provider.run`` does."""
+    """A streamed chat. ``settings`` are in OpenAI's names; raises as ``port.Provider.run`` does.
+
+    ``query`` goes behind the path.
+    """
     body = {**settings, "model": model, "messages": openai_chat.messages(work)}
-    return _stream(http, "/v1/chat/completions", body, openai_chat.Answer(), check)
+    return _stream(http, f"/v1/chat/completions{query}", body, openai_chat.Answer(), check)
 
 
 def complete(
@@ -72,9 +75,11 @@ async def _stream(
     raise RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the stream ended without its last record")
 
 
-async def embed(http: RuntimeHttp, model: str, work: Work, check: CheckAnswered) -> AsyncGenerator[Token | Done]:
+async def embed(
+    http: RuntimeHttp, model: str, work: Work, check: CheckAnswered, *, query: str = ""
+) -> AsyncGenerator[Token | Done]:
     """Embeddings, one row for each input, in their order."""
-    path = "/v1/embeddings"
+    path = f"/v1/embeddings{query}"
     wanted = [work.input] if isinstance(work.input, str) else work.input or []
     asked = {**(work.options or {}), "model": model, "input": wanted, "encoding_format": "float"}
     answer = await http.post(path, asked, _embeddings)

@@ -101,6 +101,9 @@ def on_reclaim_end(
     event: Event,
     fact: device_facts.Reclaimed | device_facts.ReclaimRefused | device_facts.ReclaimFailed,
 ) -> None:
+    if isinstance(fact, device_facts.Reclaimed) and fact.more:
+        site.change_device(event, fact.host, fact.device)
+        return
     old = site.devices.get(device_key(fact.host, fact.device))
     wishes = () if old is None else tuple(wish for wish in old.wishes if wish.seq != fact.wanted_seq)
     site.change_device(event, fact.host, fact.device, wishes=wishes)

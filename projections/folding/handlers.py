@@ -52,7 +52,7 @@ HANDLERS: dict[type, Callable[[Site, Event, Any], None]] = {
     device_facts.ClaimLapsed: devices.on_claim_lapsed,
     runtime_facts.Registered: hosts.on_registered,
     runtime_facts.HealthChanged: hosts.on_health_changed,
-    runtime_facts.ModelLoaded: hosts.on_runtime_note,
+    runtime_facts.ModelLoaded: hosts.on_model_loaded,
     runtime_facts.Suspect: hosts.on_suspect,
     host_facts.Joined: hosts.on_joined,
     host_facts.Left: hosts.on_left,

@@ -44,11 +44,15 @@ def on_health_changed(site: Site, event: Event, fact: runtime_facts.HealthChange
     )
 
 
+def on_model_loaded(site: Site, event: Event, fact: runtime_facts.ModelLoaded) -> None:
+    site.learned.apply(fact)
+    site.change_runtime(event.seq, fact.host, fact.runtime)
+
+
 def on_runtime_note(
     site: Site,
     event: Event,
-    fact: runtime_facts.ModelLoaded
-    | runtime_facts.ModelUnloaded
+    fact: runtime_facts.ModelUnloaded
     | runtime_facts.ProvisionStarted
     | runtime_facts.ProvisionProgress
     | runtime_facts.Provisioned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def broken_amdgpu(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
     source = AmdSource(now=clock, limit_s=LIMIT_S, drm=tree.drm, meminfo=meminfo)
-    return Case(source=source, clock=clock, break_it=lambda: tree.drm.rename(tmp_path / "gone"))
+    return Case(source=source, clock=clock, break_it=lambda: shutil.rmtree(tree.drm))
 
 
 def broken_cpu(nvml: NvmlStub, tmp_path: Path, clock: Moments) -> Case:

@@ -19,10 +19,11 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import ChatMessage, JobResult, Task, Work
 from support.fake_http import FakeServer
 from support.llamacpp_fake import FakeLlamaCpp
+from support.llamacpp_router import FakeLlamaRouter
 from support.llamacpp_server import llama_server
 from support.ollama import FakeOllama
 
-KINDS = ("real llama.cpp", "fake llama.cpp", "fake Ollama")
+KINDS = ("real llama.cpp", "fake llama.cpp", "fake llama.cpp router", "fake Ollama")
 
 
 class Subject:
@@ -45,6 +46,12 @@ async def serve(kind: str, folder: Path) -> AsyncGenerator[Subject]:
         case "fake llama.cpp":
             async with FakeLlamaCpp(model="tiny") as server:
                 yield subject("llamacpp", server.url, "tiny", "tiny.gguf", server)
+        case "fake llama.cpp router":
+            async with FakeLlamaRouter({"other": 2_000_000, "tiny": 1_000_000}, aliases={"tiny": ("small",)}) as server:
+                found = subject("llamacpp", server.url, "tiny", "small", server)
+                # Its runs never load: nobody would look where the model went.
+                await found.provider.load("tiny", on_cpu=False)
+                yield found
         case _:
             async with FakeOllama() as server:
                 yield subject("ollama", server.url, "qwen3:latest", "qwen3", server)
@@ -117,7 +124,7 @@ async def test_loading_a_model_it_has_not_fails_with_the_name(at: Subject) -> No
     with pytest.raises(RuntimeFailure) as caught:
         await at.provider.load("nobody/has-this", on_cpu=False)
 
-    expected = Reason.RUNTIME_ERROR if at.provider.loads_models else Reason.LOAD_FAILED
+    expected = Reason.RUNTIME_ERROR if at.provider.config.provider == "ollama" else Reason.LOAD_FAILED
     assert caught.value.reason is expected
     assert "nobody/has-this" in caught.value.detail
 

@@ -41,7 +41,7 @@ class AmdTree:
             self.set(number, name, value)
         return device
 
-    def integrated(self, number: int, **files: object) -> Path:
+    def integrated(self, number: int, *, unique_id: str | None = None, **files: object) -> Path:
         """A processor's part: 512 MB carved out, and up to 16000 MB of the host's."""
         own: dict[str, object] = {
             "mem_info_vram_total": 512 * MB,
@@ -50,7 +50,7 @@ class AmdTree:
             "mem_info_gtt_used": 1000 * MB,
             "mem_busy_percent": None,
         }
-        return self.card(number, **{**own, **files})
+        return self.card(number, unique_id=unique_id, **{**own, **files})
 
     def set(self, number: int, name: str, value: object) -> None:
         """Write one file of a card, or take it away."""

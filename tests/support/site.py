@@ -33,6 +33,7 @@ from gpukeeper.events.site import LeaderElected
 from gpukeeper.events.streams import SiteStreams, ensure_site
 from gpukeeper.events.subjects import BEATS_STREAM
 from gpukeeper.projections import snapshot
+from support.fake_http import FakeServer
 from support.nats import free_ports
 from support.parts import Part, children
 from support.rawnats import publish_raw
@@ -110,6 +111,14 @@ class Fake:
             await self._client.close()
 
 
+class Served(msgspec.Struct, frozen=True):
+    """A runtime that the test serves in its own process, so that it can let a device follow what the runtime does."""
+
+    name: str
+    provider: str
+    server: FakeServer
+
+
 class Sent(msgspec.Struct, frozen=True):
     """A submission: its acknowledgement, or None where none came."""
 
@@ -125,6 +134,7 @@ class Site:
         self.data = folder / "data"
         self.parts: list[Part] = []
         self.fakes: list[Fake] = []
+        self.served: list[Served] = []
         self._settings: NatsSettings | None = None
         self._connection: Connection | None = None
         self._watch: Watch | None = None
@@ -196,14 +206,20 @@ class Site:
         """Start a scheduler; it reaches the server ``through`` this port where one is given."""
         return self._worker(name, "scheduler", HOST, through)
 
-    def agent(self, name: str = "agent", *, host: str = HOST, through: int | None = None) -> Part:
-        """Start the agent of a host; it reaches the server ``through`` this port where one is given."""
-        return self._worker(name, "agent", host, through)
+    def agent(
+        self, name: str = "agent", *, host: str = HOST, through: int | None = None, meminfo: Path | None = None
+    ) -> Part:
+        """Start the agent of a host; it reaches the server ``through`` this port where one is given.
 
-    def _worker(self, name: str, kind: str, host: str, through: int | None = None) -> Part:
+        With ``meminfo`` that file is its host's ``/proc/meminfo``.
+        """
+        return self._worker(name, "agent", host, through, meminfo)
+
+    def _worker(self, name: str, kind: str, host: str, through: int | None = None, meminfo: Path | None = None) -> Part:
         config = self.folder / f"{name}.toml"
         config.write_text(self.config(host, through=through))
-        argv = (sys.executable, "-P", "-m", "gpukeeper.cli.workers", kind)
+        module = ("gpukeeper.cli.workers", kind) if meminfo is None else ("support.other_memory", str(meminfo))
+        argv = (sys.executable, "-P", "-m", *module)
         part = self._part(name, argv, {"GPUQ_CONFIG": str(config), "GPUQ_DATA": str(self.data)})
         part.start()
         return part
@@ -260,6 +276,7 @@ class Site:
             {"name": fake.name, "provider": fake.provider, "url": fake.url, "allow_unknown_need": False}
             for fake in self.fakes
         ]
+        runtimes += [{"name": one.name, "provider": one.provider, "url": one.server.url} for one in self.served]
         parts = [f"[{name}]\n{_lines(values)}" for name, values in sections.items()]
         parts += [f"[[devices]]\n{_lines(values)}" for values in self.devices]
         parts += [f"[[runtimes]]\n{_lines(values)}" for values in runtimes]
@@ -275,7 +292,7 @@ class Site:
     def _offers(self, host: str) -> bool:
         joined = any(fact.host == host for fact in self.watch.all(Joined))
         healthy = {fact.runtime for fact in self.watch.all(HealthChanged) if fact.host == host and fact.healthy}
-        return joined and healthy >= {fake.name for fake in self.fakes}
+        return joined and healthy >= {one.name for one in (*self.fakes, *self.served)}
 
     async def said(self, part: Part, words: str) -> None:
         """Wait until a part has logged ``words``."""
@@ -403,6 +420,8 @@ class Site:
         prompts: Counter[str] = Counter()
         for fake in self.fakes:
             prompts.update(await fake.prompts())
+        for one in self.served:
+            prompts.update(one.server.prompts)
         twice = {prompt: count for prompt, count in prompts.items() if count > 1 and prompt not in handed_back}
         assert not twice, f"executed more than once: {twice}"
         for one in sent:

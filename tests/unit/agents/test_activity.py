@@ -111,6 +111,11 @@ def test_a_model_past_its_end_may_still_work() -> None:
 
 
 @pytest.mark.parametrize("sole_client", [False, True])
+def test_c13_a_model_that_is_held_once_where_it_was_held_twice_is_disputed(sole_client: bool) -> None:
+    assert told(look(row("a")), look(row("a"), row("a")), sole_client=sole_client) == "unknown"
+
+
+@pytest.mark.parametrize("sole_client", [False, True])
 @pytest.mark.parametrize("now", [(), (row("b"),), (row("a"), row("c"))])
 def test_c13_a_row_that_is_missing_is_disputed_and_not_idle(now: tuple[ResidentModel, ...], sole_client: bool) -> None:
     assert told(look(*now), look(row("a"), row("b")), sole_client=sole_client) == "unknown"

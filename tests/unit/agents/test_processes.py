@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gpukeeper.agents.processes import listener_pid
+from gpukeeper.agents.processes import family, listener_pid
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
@@ -82,3 +84,47 @@ def test_a_table_without_the_port_is_unknown(tmp_path: Path, tcp: str) -> None:
 
 def test_a_system_without_proc_is_unknown(tmp_path: Path) -> None:
     assert listener_pid(11434, proc=tmp_path / "none") is None
+
+
+# --- who was started by whom
+
+
+def made(proc: Path, stats: dict[int, str]) -> Path:
+    proc.mkdir()
+    (proc / "self").mkdir()
+    for pid, stat in stats.items():
+        (proc / str(pid)).mkdir()
+        (proc / str(pid) / "stat").write_text(stat)
+    return proc
+
+
+def test_workers_and_their_workers_belong_to_a_process_and_others_do_not(tmp_path: Path) -> None:
+    proc = made(
+        tmp_path / "proc",
+        {
+            10: "10 (llama-server) S 1 10 10 0",
+            11: "11 (a (b) c) S 10 10 10 0",
+            12: "12 (x) R 11 10 10 0",
+            20: "20 (other) S 1 20 20 0",
+            21: "21 (other) S 20 20 20 0",
+        },
+    )
+
+    assert family(10, proc=proc) == {10, 11, 12}
+    assert family(21, proc=proc) == {21}
+
+
+@pytest.mark.parametrize("stat", ["", "11 (x)", "11 (x) S", "11 (x) S one", "no process"])
+def test_what_is_no_process_belongs_to_nobody(tmp_path: Path, stat: str) -> None:
+    proc = made(tmp_path / "proc", {10: "10 (x) S 1 10 10 0", 11: stat})
+    (proc / "12").mkdir()
+
+    assert family(10, proc=proc) == {10}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc on this system")
+def test_a_real_child_belongs_to_this_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert {os.getpid(), child.pid} <= family(os.getpid())
+        assert family(child.pid) == {child.pid}
+        child.communicate(b"\n")

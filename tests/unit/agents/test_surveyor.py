@@ -15,6 +15,7 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import ClaimBeat, Heartbeat
 from gpukeeper.projections.host import Suspicion
 from support.bench import Bench, WatchedLog
+from support.scripted import Runtime
 from support.virtual_time import in_virtual_time
 
 F = TypeVar("F", bound=Fact)
@@ -69,6 +70,35 @@ async def test_an_agent_announces_its_devices_and_its_registry() -> None:
     health = await bench.last_of(runtime.HealthChanged)
     assert (health.healthy, health.models, health.suspect) == (True, ("m",), None)
     assert await bench.device_told() == ["Appeared"]
+
+
+@in_virtual_time
+async def test_what_a_runtime_turns_out_to_be_able_to_do_is_told_once() -> None:
+    bench = Survey()
+    bench.runtime.releases = "none"
+    await bench.surveyor.announce()
+    bench.runtime.releases = "model"
+    await bench.over(20)
+
+    told = [
+        fact for fact in await bench.facts(subjects.runtime("h1", "ollama")) if isinstance(fact, runtime.Registered)
+    ]
+    assert [fact.releases for fact in told] == ["none", "model"]
+
+
+@pytest.mark.parametrize(("pulls", "told"), [(True, ("q*",)), (False, ())])
+def test_what_may_be_fetched_is_told_where_it_can_be(pulls: bool, told: tuple[str, ...]) -> None:
+    @in_virtual_time
+    async def go() -> None:
+        bench = Survey()
+        provider = Runtime(bench.card, pull=("q*",))
+        provider.pulls = pulls
+        surveyor = Surveyor(bench.room, AgentConfig(host="h1"), bench.beats_log, {"ollama": provider}, list)
+        await surveyor.announce()
+
+        assert (await bench.last_of(runtime.Registered)).pull == told
+
+    go()
 
 
 @in_virtual_time

@@ -257,6 +257,15 @@ def test_where_readings_do_not_show_use_a_reservation_counts_until_it_is_release
     assert ledger.release(7).seen_in(at) == Ledger()
 
 
+@pytest.mark.parametrize(
+    ("source", "unified"), [("nvml", False), ("amdgpu", False), ("amdgpu", True), ("meminfo", True)]
+)
+def test_where_readings_show_use_a_reservation_counts_until_one_shows_it(source: str, *, unified: bool) -> None:
+    at = reading(read_at=utc_text(after(99)), source=source, unified=unified)
+
+    assert Ledger().reserve(7, "GPU-1", 5000, after(0)).loaded(7, after(1)).unseen_mb(at) == 0
+
+
 def test_an_epoch_has_one_reservation_and_other_epochs_are_left_alone() -> None:
     ledger = Ledger().reserve(7, "GPU-1", 5000, after(0)).reserve(8, "GPU-1", 100, after(0))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.cli.commands import demo, devices, doctor, eventlog, jobs, queue, serve, submit, version
+from gpukeeper.cli.commands import demo, devices, doctor, eventlog, jobs, preview, queue, serve, steer, submit, version
 from gpukeeper.cli.errors import error_document, exit_code_of
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.options import ConfigOption, DataOption, NatsOption, Where
@@ -20,7 +20,7 @@ from gpukeeper.events.errors import GpukeeperError
 DEBUG_VARIABLE = "GPUQ_DEBUG"
 
 app = typer.Typer(name="gpuq", add_completion=True, pretty_exceptions_enable=False)
-for module in (submit, jobs, queue, devices, eventlog, serve, doctor, demo, version):
+for module in (submit, jobs, queue, devices, preview, steer, eventlog, serve, doctor, demo, version):
     app.add_typer(module.app)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -18,6 +18,7 @@ from gpukeeper.events.errors import GpukeeperError
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.text import Text
 
 #: Control characters (but newline and tab), line separators, what reverses the direction of text, lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -127,12 +128,20 @@ class Sheet(msgspec.Struct, frozen=True):
     title: str | None
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    #: By column: the style of each letter in it, on terminals that have colours.
+    colours: Mapping[int, Mapping[str, str]] = {}
 
 
-def sheet(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Sheet:
+def sheet(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    colours: Mapping[int, Mapping[str, str]] | None = None,
+) -> Sheet:
     """A table of cells that show exactly what they hold."""
     shown = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
-    return Sheet(None if title is None else one_line(title), columns, shown)
+    return Sheet(None if title is None else one_line(title), columns, shown, colours or {})
 
 
 def print_sheets(sheets: Sequence[Sheet]) -> None:
@@ -176,6 +185,14 @@ def _console() -> Console:
     return Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
 
 
+def _coloured(cell: str, styles: Mapping[str, str] | None) -> Text:
+    from rich.text import Text
+
+    if not styles:
+        return Text(cell)
+    return Text.assemble(*((letter, styles.get(letter, "")) for letter in cell))
+
+
 def _group(sheets: Sequence[Sheet]) -> Group:
     from rich.console import Group
     from rich.table import Table
@@ -193,6 +210,6 @@ def _group(sheets: Sequence[Sheet]) -> Group:
         for column in each.columns:
             drawn.add_column(Text(column), overflow="fold")
         for row in each.rows:
-            drawn.add_row(*(Text(cell) for cell in row))
+            drawn.add_row(*(_coloured(cell, each.colours.get(place)) for place, cell in enumerate(row)))
         parts.append(drawn)
     return Group(*parts)

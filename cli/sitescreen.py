@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpukeeper.cli import siteview
+from gpukeeper.cli import holders, siteview
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.livesite import Heard, LiveSite
 from gpukeeper.cli.options import Where
@@ -15,6 +16,19 @@ from gpukeeper.events.clock import now_ns
 from gpukeeper.projections.site import Site
 
 _Document = dict[str, Any]
+
+_BAR_MIN, _BAR_MAX = 10, 60
+#: What stands behind the letters of a bar, on terminals that have colours.
+_COLOURS = {
+    holders.LETTERS["job"]: "black on green",
+    holders.LETTERS["reserved"]: "black on cyan",
+    holders.LETTERS["busy"]: "black on yellow",
+    holders.LETTERS["idle"]: "white on blue",
+    holders.LETTERS["unsure"]: "black on bright_yellow",
+    holders.LETTERS["unmanaged"]: "white on magenta",
+    holders.LETTERS["unknown"]: "white on red",
+    holders.LETTERS["free"]: "dim",
+}
 
 
 async def show_queue(where: Where, *, watches: bool, as_json: bool) -> Exit:
@@ -67,6 +81,11 @@ async def _show(
     return Exit.OK
 
 
+def _bar_width() -> int:
+    """As many letters as leave room for names and words; the terminal may have been made smaller since."""
+    return max(_BAR_MIN, min(_BAR_MAX, shutil.get_terminal_size().columns // 3))
+
+
 def _queue_sheets(document: _Document) -> Sequence[Sheet]:
     waiting = f"{len(document['waiting'])} waiting"
     if document["unanswered_submissions"]:
@@ -84,5 +103,11 @@ def _devices_sheets(document: _Document) -> Sequence[Sheet]:
     return (
         sheet(siteview.HOST_COLUMNS, siteview.host_rows(document)),
         sheet(siteview.DEVICE_COLUMNS, siteview.device_rows(document)),
+        sheet(
+            siteview.BAR_COLUMNS,
+            siteview.bar_rows(document, _bar_width()),
+            title=holders.LEGEND,
+            colours={1: _COLOURS},
+        ),
         sheet(siteview.RUNTIME_COLUMNS, siteview.runtime_rows(document)),
     )

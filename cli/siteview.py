@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpukeeper.cli import holders
+from gpukeeper.cli.agentstate import age_s, agent_state
+from gpukeeper.cli.evidence import HostEvidence, idle_s
 from gpukeeper.cli.jobview import tokens_of
 from gpukeeper.cli.livesite import Heard
 from gpukeeper.cli.quantities import duration, megabytes, moment
 from gpukeeper.cli.reasonwords import in_words
 from gpukeeper.projections.device import Device, device_key
-from gpukeeper.projections.host import Host, Runtime
+from gpukeeper.projections.host import ALL, Host, Runtime
 from gpukeeper.projections.job import ACTIVE, Job, Phase
+from gpukeeper.projections.learned import Learned
 from gpukeeper.projections.site import Site
-
-#: An agent that missed this many beats in a row is called silent.
-_BEATS_MISSED_MAX = 3
 
 QUEUE_COLUMNS = ("#", "job", "model", "prio", "from", "waits for", "why")
 RUNNING_COLUMNS = ("job", "model", "phase", "where", "runtime", "tokens", "in phase", "age", "from")
 DEVICE_COLUMNS = ("device", "kind", "name", "state", "total", "used", "free", "slots", "claims")
-RUNTIME_COLUMNS = ("runtime", "provider", "url", "state", "devices", "resident", "models")
+BAR_COLUMNS = ("memory of", "who holds it", "in words")
+RUNTIME_COLUMNS = ("runtime", "provider", "url", "state", "devices", "pins", "resident", "models")
 HOST_COLUMNS = ("host", "agent", "heartbeat", "version", "joined")
 
 
@@ -46,7 +48,7 @@ def _waiting(job: Job, now_ns: int) -> dict[str, Any]:
         "model": job.model,
         "priority": job.priority,
         "producer": job.producer,
-        "waited_s": _age_s(job.accepted_ns, now_ns),
+        "waited_s": age_s(job.accepted_ns, now_ns),
         "reason": job.reason,
         "detail": job.detail,
     }
@@ -64,8 +66,8 @@ def _running(job: Job, heard: Mapping[str, Heard], now_ns: int) -> dict[str, Any
         "runtime": job.route.runtime,
         "attempt": job.attempt,
         "tokens": tokens_of(job, heard),
-        "phase_s": _age_s(job.since_ns, now_ns),
-        "age_s": _age_s(job.accepted_ns, now_ns),
+        "phase_s": age_s(job.since_ns, now_ns),
+        "age_s": age_s(job.accepted_ns, now_ns),
         "cancel_requested": job.cancel is not None,
     }
 
@@ -97,61 +99,55 @@ def devices_document(site: Site, heard: Mapping[str, Heard], *, now_ns: int) -> 
 
 
 def _host(site: Site, host: Host, heard: Heard | None, now_ns: int) -> dict[str, Any]:
-    beat_s = None if heard is None else _age_s(heard.stored_ns, now_ns)
+    evidence = HostEvidence(site, host, heard, Learned(), now_ns)
+    beat_s = None if heard is None else age_s(heard.stored_ns, now_ns)
     return {
         "host": host.name,
-        "agent": _agent_state(host, heard, beat_s),
+        "agent": agent_state(host, heard, now_ns=now_ns),
         "heartbeat_s": beat_s,
         "version": host.version,
         "instance_id": host.instance_id,
         "joined": moment(host.joined_ns) if host.joined_ns else None,
         "devices": [
-            _device(site, site.devices[key], heard)
+            _device(site, site.devices[key], evidence)
             for key in (device_key(host.name, device) for device in host.devices)
             if key in site.devices
         ],
-        "runtimes": [_runtime(runtime, heard) for runtime in host.registry if runtime.name in host.runtimes],
+        "runtimes": [_runtime(runtime, evidence) for runtime in evidence.registered()],
     }
 
 
-def _agent_state(host: Host, heard: Heard | None, beat_s: float | None) -> str:
-    if host.left:
-        return "left"
-    if heard is None or beat_s is None or heard.beat.instance_id != host.instance_id:
-        return "silent"
-    if beat_s > _BEATS_MISSED_MAX * heard.beat.interval_s:
-        return "silent"
-    return "stopping" if heard.beat.stopping else "live"
-
-
-def _device(site: Site, device: Device, heard: Heard | None) -> dict[str, Any]:
-    reading = None if heard is None else heard.device(device.id)
-    state = device.state
-    if device.state == "healthy" and reading is not None:
-        state = reading.state
+def _device(site: Site, device: Device, evidence: HostEvidence) -> dict[str, Any]:
+    reading = evidence.reading(device)
+    state, detail = device.state, device.detail
+    if device.state == "healthy" and reading.state != "healthy":
+        state, detail = reading.state, reading.error or ""
     return {
         "device": device.id,
         "kind": device.kind,
         "name": device.name,
         "state": state,
-        "detail": device.detail,
+        "detail": detail,
+        "drained": device.drained,
         "unschedulable": device.unschedulable,
-        "total_mb": device.total_mb if reading is None or reading.total_mb is None else reading.total_mb,
-        "used_mb": None if reading is None else reading.used_mb,
-        "free_mb": None if reading is None else reading.free_mb,
+        "total_mb": device.total_mb if reading.total_mb is None else reading.total_mb,
+        "used_mb": reading.used_mb,
+        "free_mb": reading.free_mb,
         "headroom_mb": device.headroom_mb,
-        "read_at": None if reading is None else reading.read_at,
+        "utilization_percent": reading.utilization_percent,
+        "read_at": None if reading.source == "none" else reading.read_at,
         "slots": device.slots,
         "free_slots": max(site.free_slots(device), 0),
         "claims": [
             {"job": claim.job, "claim": claim.epoch, "slot": claim.slot, "attempt": claim.attempt}
             for claim in device.claims
         ],
+        "held": holders.parts(evidence, device),
     }
 
 
-def _runtime(runtime: Runtime, heard: Heard | None) -> dict[str, Any]:
-    reading = None if heard is None else heard.runtime(runtime.name)
+def _runtime(runtime: Runtime, evidence: HostEvidence) -> dict[str, Any]:
+    look = evidence.look(runtime)
     return {
         "runtime": runtime.name,
         "provider": runtime.provider,
@@ -159,11 +155,13 @@ def _runtime(runtime: Runtime, heard: Heard | None) -> dict[str, Any]:
         "healthy": runtime.healthy,
         "suspect": runtime.suspect,
         "detail": runtime.detail,
-        "activity": "unknown" if reading is None else reading.activity,
+        "activity": "unknown" if look is None else look.activity,
+        "idle_s": idle_s(look),
+        "idle_grace_s": runtime.idle_grace_s,
+        "releases": runtime.releases,
+        "pins": list(runtime.pins),
         "devices": list(runtime.devices),
-        "resident": None
-        if reading is None or reading.resident is None
-        else [model.model for model in reading.resident],
+        "resident": None if look is None or look.resident is None else [model.model for model in look.resident],
         "models": None if runtime.models is None else list(runtime.models),
     }
 
@@ -178,6 +176,8 @@ def device_rows(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
     for host in document["hosts"]:
         for device in host["devices"]:
             state = device["state"] + (f": {device['detail']}" if device["detail"] else "")
+            if device["drained"] is not None:
+                state += f", drained {device['drained']}"
             if device["unschedulable"]:
                 state += f", not used: {device['unschedulable']}"
             claims = ", ".join(f"{claim['job']} (slot {claim['slot']})" for claim in device["claims"])
@@ -188,19 +188,24 @@ def device_rows(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
             )
 
 
+def bar_rows(document: Mapping[str, Any], width: int) -> Iterator[Sequence[object]]:
+    """A bar of ``width`` letters for each device, and the same in words."""
+    for host in document["hosts"]:
+        for device in host["devices"]:
+            name = f"{host['host']}/{device['device']}"
+            yield name, holders.bar(device["held"], width), holders.in_words(device["held"])
+
+
 def runtime_rows(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
     for host in document["hosts"]:
         for runtime in host["runtimes"]:
-            state = f"healthy, {runtime['activity']}" if runtime["healthy"] else "does not answer"
+            idle = "" if runtime["idle_s"] is None else f" for {duration(runtime['idle_s'])}"
+            state = f"healthy, {runtime['activity']}{idle}" if runtime["healthy"] else "does not answer"
             if runtime["suspect"]:
                 state = f"suspect: {runtime['suspect']}"
             yield (
                 *(f"{host['host']}/{runtime['runtime']}", runtime["provider"], runtime["url"], state),
                 ", ".join(runtime["devices"]) or "all",
+                ", ".join("all of it" if pin == ALL else pin for pin in runtime["pins"]) or "none",
                 *("?" if runtime[name] is None else ", ".join(runtime[name]) for name in ("resident", "models")),
             )
-
-
-def _age_s(from_ns: int, now_ns: int) -> float:
-    """Never negative: this machine's clock and the server's may be apart."""
-    return round(max(now_ns - from_ns, 0) / 1e9, 3)

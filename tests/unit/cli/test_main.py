@@ -19,6 +19,7 @@ from support.clisite import environment, run_gpuq
 
 COMMANDS = (
     *("submit", "status", "result", "cancel", "watch", "queue", "devices", "events"),
+    *("preview", "reclaim", "pin", "unpin", "drain", "resume", "runtime"),
     *("up", "scheduler", "agent", "doctor", "demo", "version"),
 )
 DOCS = Path(__file__).parents[3] / "docs"

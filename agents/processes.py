@@ -103,19 +103,3 @@ def _leads_to(entry: Path, target: str) -> bool:
         return str(entry.readlink()) == target
     except OSError:
         return False  # closed between listing and reading
-
-
-def family(pid: int, *, proc: Path = PROC) -> frozenset[int]:
-    """``pid`` and everything that it started, directly or not, as far as ``/proc`` shows: runners of a server."""
-    parents: dict[int, int] = {}
-    for folder in proc.iterdir():
-        if folder.name.isdecimal():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it ended just now
-            parents[int(folder.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return frozenset(found)

@@ -194,12 +194,7 @@ async def test_loading_a_model_it_has_not_fails_with_the_name(at: Subject) -> No
     with pytest.raises(RuntimeFailure) as caught:
         await at.provider.load("nobody/has-this", on_cpu=False)
 
-<<<<<<< HEAD
-    expected = Reason.RUNTIME_ERROR if at.provider.config.provider == "ollama" else Reason.LOAD_FAILED
-    assert caught.value.reason is expected
-=======
     assert caught.value.reason is at.missing
->>>>>>> prov3
     assert "nobody/has-this" in caught.value.detail
 
 

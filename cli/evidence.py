@@ -27,7 +27,6 @@ from gpukeeper.events.reasons import Reason
 from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import ALL, Host, Runtime
 from gpukeeper.projections.job import Job, Phase
-from gpukeeper.projections.learned import Learned
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.feasible import Want, may_have, must_fetch
 
@@ -35,20 +34,17 @@ from gpukeeper.scheduler.feasible import Want, may_have, must_fetch
 _RESIDENT_SHARE = 0.99
 
 
-def candidates(
-    site: Site, heard: Mapping[str, Heard], want: Want, learned: Learned, *, now_ns: int
-) -> tuple[Candidate, ...]:
+def candidates(site: Site, heard: Mapping[str, Heard], want: Want, *, now_ns: int) -> tuple[Candidate, ...]:
     """One for each device and runtime that ``want`` allows; runtimes without the model only where none has it.
 
     Args:
-        want: ``vram_mb`` is the declared need; None falls back to what was learned.
-        learned: the loads of before.
+        want: ``vram_mb`` is the declared need; None falls back to what loads of before took.
         now_ns: in nanoseconds since the epoch, for the age of the evidence.
     """
     places = list(_places(site, want))
     able = [place for place in places if may_have(place[1], want.model)]
     return tuple(
-        HostEvidence(site, host, heard.get(host.name), learned, now_ns).candidate(want, runtime, device)
+        HostEvidence(site, host, heard.get(host.name), now_ns).candidate(want, runtime, device)
         for host, runtime, device in able or places
     )
 
@@ -71,10 +67,9 @@ def _places(site: Site, want: Want) -> Iterator[tuple[Host, Runtime, Device]]:
 class HostEvidence:
     """What is known of one host."""
 
-    def __init__(self, site: Site, host: Host, heard: Heard | None, learned: Learned, now_ns: int) -> None:
+    def __init__(self, site: Site, host: Host, heard: Heard | None, now_ns: int) -> None:
         self.site = site
         self.host = host
-        self.learned = learned
         state = agent_state(host, heard, now_ns=now_ns)
         #: The newest heartbeat, where it still counts.
         self.heard = heard if state in ("live", "stopping") else None
@@ -91,7 +86,7 @@ class HostEvidence:
     def candidate(self, want: Want, runtime: Runtime, device: Device) -> Candidate:
         reading = self.reading(device)
         look = self.look(runtime)
-        learned_mb = self.learned.peak_mb(self.host.name, runtime.name, want.model)
+        learned_mb = self.site.learned.peak_mb(self.host.name, runtime.name, want.model)
         question = Question(
             device=_known(device, reading),
             reading=reading,
@@ -178,7 +173,7 @@ class HostEvidence:
                 continue
             runtime = "" if job.route is None else job.route.runtime
             need = which_need(
-                declared_mb=job.vram_mb, learned_mb=self.learned.peak_mb(self.host.name, runtime, job.model)
+                declared_mb=job.vram_mb, learned_mb=self.site.learned.peak_mb(self.host.name, runtime, job.model)
             )
             if need is None or need.vram_mb is None:
                 return max(usable_mb(_known(device, reading), reading, 0) or 0, 0)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.events.codec import Event
 from gpukeeper.events.device import Considered, Reclaimed, ReclaimFailed, ReclaimRefused, ReclaimRequested
+from gpukeeper.events.reasons import Reason
 
 State = Literal["freed", "refused", "failed"]
 
@@ -14,20 +15,22 @@ State = Literal["freed", "refused", "failed"]
 class Freeing:
     """Takes the agent's facts about the wish at ``wanted_seq``.
 
-    A wish may lead to several releases. Each request names all whom the agent goes by then to ask, so that the last
-    word is known: a refusal, a failure, or the measurement after the last of them, or the one that shows enough.
+    The last word is a refusal, a failure, or a measurement that announces no other and shows as much as was wanted.
+    Where it shows less, the agent looks for another owner, or refuses.
     """
 
     def __init__(self, wanted_seq: int, vram_mb: int | None = None) -> None:
         self.wanted_seq = wanted_seq
+        #: How much shall be usable on the device; all that can be had where it is None.
         self.vram_mb = vram_mb
         self.events: list[Event] = []
         self.ended = False
         #: As measured on the device, release by release.
         self.freed_mb = 0
         self.considered: tuple[Considered, ...] = ()
-        self._releases = 0
-        self._expected = 1
+        #: Free memory at which the wish is fulfilled, as the agent said with its last request.
+        self._level_mb: int | None = None
+        self._fulfilled: bool | None = None
         self._last: ReclaimRefused | ReclaimFailed | None = None
 
     def take(self, event: Event) -> bool:
@@ -40,13 +43,12 @@ class Freeing:
         self.events.append(event)
         match fact:
             case ReclaimRequested():
-                going = sum(1 for each in fact.considered if each.kept is None)
-                self._expected = self._releases + max(going, 1)
+                self._level_mb = fact.need_mb
                 self.considered = fact.considered
             case Reclaimed():
-                self._releases += 1
                 self.freed_mb += max(fact.measured_mb, 0)
-                self.ended = self._releases >= self._expected or (self.vram_mb is not None and self._is_enough())
+                self._fulfilled = self._level_mb is None or fact.free_mb >= self._level_mb
+                self.ended = self._fulfilled and not fact.more
             case ReclaimRefused():
                 self.considered = fact.considered or self.considered
                 self._last, self.ended = fact, True
@@ -56,15 +58,15 @@ class Freeing:
 
     @property
     def state(self) -> State | None:
-        """What came of it; None while there is no last word and nothing was freed."""
+        """What came of it; None while nothing was freed, refused or failed."""
         if isinstance(self._last, ReclaimFailed):
             return "failed"
-        if isinstance(self._last, ReclaimRefused):
-            # All that could be had was had, and was all that was asked for.
-            return "freed" if self._releases and self._is_enough() else "refused"
-        if not self._releases:
+        if self._last is not None:
+            # "Nothing more is needed" is a yes: enough is free, or all that could be had was had.
+            return "freed" if self._last.reason is Reason.NOT_NEEDED else "refused"
+        if self._fulfilled is None:
             return None
-        return "freed" if self._is_enough() else "refused"
+        return "freed" if self._fulfilled else "refused"
 
     @property
     def exit(self) -> Exit:
@@ -80,6 +82,3 @@ class Freeing:
             "detail": "" if self._last is None else self._last.detail,
             "stays": [each for each in self.considered if each.kept is not None],
         }
-
-    def _is_enough(self) -> bool:
-        return self.vram_mb is None or self.freed_mb >= self.vram_mb

@@ -12,11 +12,9 @@ from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.livesite import LiveSite
 from gpukeeper.cli.options import Where
 from gpukeeper.cli.printing import one_line, print_json, say
-from gpukeeper.cli.session import Session, open_session
+from gpukeeper.cli.session import open_session
 from gpukeeper.events.clock import now_ns
 from gpukeeper.events.reasons import Reason
-from gpukeeper.events.runtime import ModelLoaded
-from gpukeeper.projections.learned import Learned
 from gpukeeper.scheduler.feasible import Infeasible, Want, options
 
 #: Of what does not exist, rather than has no room.
@@ -34,12 +32,11 @@ async def show_preview(where: Where, want: Want, *, as_json: bool) -> Exit:
         live = LiveSite(session)
         try:
             await live.start()
-            learned = Learned() if want.vram_mb is not None else await _learned(session)
             possible = options(live.site, want)
             if isinstance(possible, Infeasible) and possible.reason in _NOT_THERE:
                 raise NotFound(f"{possible.path} = {possible.value!r}: {possible.detail}", reason=possible.reason)
             now = now_ns()
-            found = preview(want.model, candidates(live.site, live.heard, want, learned, now_ns=now))
+            found = preview(want.model, candidates(live.site, live.heard, want, now_ns=now))
             document = _document(live, found, now)
         finally:
             await live.stop()
@@ -49,15 +46,6 @@ async def show_preview(where: Where, want: Want, *, as_json: bool) -> Exit:
         for line in found.sentences():
             say(one_line(line, 2000))
     return Exit.OK if found.outcome in ("starts", "releases") else Exit.NO_ROOM
-
-
-async def _learned(session: Session) -> Learned:
-    """What loads of before took, from the log."""
-    learned = Learned()
-    for event in await session.history("gpuq.ev.runtime.*.*"):
-        if isinstance(event.data, ModelLoaded):
-            learned.apply(event.data)
-    return learned
 
 
 def _document(live: LiveSite, found: Preview, now: int) -> dict[str, Any]:

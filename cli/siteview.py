@@ -15,7 +15,6 @@ from gpukeeper.cli.reasonwords import in_words
 from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import ALL, Host, Runtime
 from gpukeeper.projections.job import ACTIVE, Job, Phase
-from gpukeeper.projections.learned import Learned
 from gpukeeper.projections.site import Site
 
 QUEUE_COLUMNS = ("#", "job", "model", "prio", "from", "waits for", "why")
@@ -99,7 +98,7 @@ def devices_document(site: Site, heard: Mapping[str, Heard], *, now_ns: int) -> 
 
 
 def _host(site: Site, host: Host, heard: Heard | None, now_ns: int) -> dict[str, Any]:
-    evidence = HostEvidence(site, host, heard, Learned(), now_ns)
+    evidence = HostEvidence(site, host, heard, now_ns)
     beat_s = None if heard is None else age_s(heard.stored_ns, now_ns)
     return {
         "host": host.name,

@@ -81,5 +81,5 @@ def _tell_freed(order: Order, freeing: Freeing) -> None:
     for each in freeing.considered:
         if each.kept is not None:
             say(f"  {one_line(kept_in_words(each))}")
-    of = "" if freeing.vram_mb is None else f" of {megabytes(freeing.vram_mb)}"
+    of = "" if freeing.vram_mb is None else f"; wanted usable: {megabytes(freeing.vram_mb)}"
     say(f"{order.place} freed as measured: {megabytes(freeing.freed_mb)}{of}")

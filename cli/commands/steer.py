@@ -107,7 +107,13 @@ def reclaim(
     runtime: Annotated[str | None, typer.Option("--runtime", help="Only what this runtime holds.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model of that runtime.")] = None,
     vram_mb: Annotated[
-        int | None, typer.Option("--vram-mb", min=1, metavar="MB", help="How much; all that can be had without it.")
+        int | None,
+        typer.Option(
+            "--vram-mb",
+            min=1,
+            metavar="MB",
+            help="How much shall be usable there; without it, free all that can be had.",
+        ),
     ] = None,
     reason: ReasonOption = "",
     timeout: TimeoutOption = 120.0,

@@ -72,14 +72,18 @@ def test_a_refused_command_says_why_in_a_sentence_and_in_json(
 
 
 def test_a_wish_to_free_memory_stands_in_the_log_and_its_agent_has_the_last_word(site: CliSite) -> None:
-    ran = site.gpuq("reclaim", HOST, "slow", "--vram-mb", "10", "--reason", "a test", "--timeout", "5", "--json")
+    enough = site.gpuq("reclaim", HOST, "slow", "--vram-mb", "10", "--reason", "a test", "--json")
+    too_much = site.gpuq("reclaim", f"{HOST}/slow", "--vram-mb", str(FAKE_DEVICE_MB + 1))
     wanted = site.gpuq("events", "--device", f"{HOST}/slow", "--type", "device.reclaim_wanted", "--json").documents
 
-    assert wanted[-1]["data"]["vram_mb"] == 10
-    assert wanted[-1]["actor"] == user_token()
-    # A declared device shows no release, and nothing that can let go sits there: nothing is ever freed.
-    assert ran.code in (Exit.REFUSED, Exit.TIMED_OUT)
-    assert ran.document.get("freed_mb", 0) == 0
+    assert [each["data"]["vram_mb"] for each in wanted] == [10, FAKE_DEVICE_MB + 1]
+    assert {each["actor"] for each in wanted} == {user_token()}
+    assert (enough.code, enough.document["state"], enough.document["reason"]) == (Exit.OK, "freed", "not_needed")
+    assert [each["type"] for each in enough.document["events"]] == ["device.reclaim_wanted", "device.reclaim_refused"]
+    assert too_much.code == Exit.REFUSED
+    assert "insufficient: " in too_much.out
+    assert "fake (?) stays, other_device" in too_much.out
+    assert too_much.out.endswith(f"freed as measured: 0 MB; wanted usable: {FAKE_DEVICE_MB + 1} MB\n")
 
 
 def test_a_preview_says_what_would_happen_and_leaves_no_event_and_no_job(site: CliSite) -> None:

@@ -13,7 +13,6 @@ from gpukeeper.cli.evidence import candidates
 from gpukeeper.cli.livesite import Heard
 from gpukeeper.events import device, runtime
 from gpukeeper.events.reasons import Reason
-from gpukeeper.projections.learned import Learned
 from gpukeeper.scheduler.feasible import Want
 from support.history import History
 from support.hostlooks import card, heard, look
@@ -30,11 +29,9 @@ def h() -> History:
     return history
 
 
-def ask(
-    h: History, beats: Mapping[str, Heard], *, vram_mb: int | None = 22_000, learned: Learned | None = None, **want: Any
-) -> Preview:
+def ask(h: History, beats: Mapping[str, Heard], *, vram_mb: int | None = 22_000, **want: Any) -> Preview:
     wanted = Want(model=want.pop("model", "m"), vram_mb=vram_mb, **want)
-    return preview(wanted.model, candidates(h.site, beats, wanted, learned or Learned(), now_ns=h.at_ns))
+    return preview(wanted.model, candidates(h.site, beats, wanted, now_ns=h.at_ns))
 
 
 def only(found: Preview) -> Place:
@@ -212,13 +209,10 @@ def test_a_taken_slot_is_waited_for_and_its_job_is_named(h: History) -> None:
 
 def test_without_a_declared_need_what_earlier_loads_took_counts_and_else_it_is_unknown(h: History) -> None:
     beats = heard(h.at_ns, devices=[card(h.at_ns, free_mb=24_000)], runtimes=[look(h.at_ns, "ollama")])
-    learned = Learned()
-    learned.apply(
-        runtime.ModelLoaded(host="h1", runtime="ollama", model="m", job="x", epoch=1, load_s=2.0, vram_mb=10_000)
-    )
-
-    known = only(ask(h, beats, vram_mb=None, learned=learned))
     unknown = only(ask(h, beats, vram_mb=None))
+    h.fact(runtime.ModelLoaded(host="h1", runtime="ollama", model="m", job="x", epoch=1, load_s=2.0, vram_mb=10_000))
+
+    known = only(ask(h, beats, vram_mb=None))
 
     assert (known.outcome, known.need_mb, known.need_source) == ("starts", 11_000, "learned")
     assert (unknown.outcome, unknown.reason) == ("denied", Reason.NEED_UNKNOWN)

@@ -23,26 +23,32 @@ def event(fact: Fact, seq: int = 9) -> Event:
     return decode(Stored(seq, 1, "gpuq.ev.device.box.g0", body))
 
 
-def requested(*going: str, wish: int = WISH) -> Event:
+def requested(*going: str, level_mb: int | None = None, wish: int = WISH) -> Event:
     considered = tuple(Considered(runtime=name, held_mb=100) for name in going)
     stays = Considered(runtime="pinned-one", held_mb=50, kept=Reason.PINNED)
     return event(
         device.ReclaimRequested(
-            host="box", device="g0", runtime=going[0], wanted_seq=wish, considered=(*considered, stays)
+            host="box",
+            device="g0",
+            runtime=going[0],
+            need_mb=level_mb,
+            wanted_seq=wish,
+            considered=(*considered, stays),
         )
     )
 
 
-def measured(mb: int, wish: int = WISH) -> Event:
+def measured(mb: int, *, free_mb: int = 0, more: bool = False, wish: int = WISH) -> Event:
     fact = device.Reclaimed(
         host="box",
         device="g0",
         generation=1,
         runtime="a",
         measured_mb=mb,
-        free_mb=mb,
+        free_mb=free_mb,
         settle_s=1.0,
         wanted_seq=wish,
+        more=more,
     )
     return event(fact)
 
@@ -72,11 +78,16 @@ FAILED = event(
     ("wanted_mb", "events", "ended", "state", "exit_code"),
     [
         (None, [], False, None, Exit.TIMED_OUT),
-        (None, [requested("a", "b"), measured(100)], False, "freed", Exit.OK),
-        (None, [requested("a", "b"), measured(100), requested("b"), measured(90)], True, "freed", Exit.OK),
-        (100, [requested("a", "b"), measured(100)], True, "freed", Exit.OK),
-        (150, [requested("a", "b"), measured(100), refused()], True, "refused", Exit.REFUSED),
-        (150, [requested("a"), measured(100)], True, "refused", Exit.REFUSED),
+        (None, [requested("a", "b"), measured(100, more=True)], False, "freed", Exit.OK),
+        (
+            *(None, [requested("a", "b"), measured(100, more=True), requested("b"), measured(90)]),
+            *(True, "freed", Exit.OK),
+        ),
+        (None, [requested("a", "b"), measured(100, more=True), refused(Reason.NOT_NEEDED)], True, "freed", Exit.OK),
+        (500, [refused(Reason.NOT_NEEDED)], True, "freed", Exit.OK),
+        (500, [requested("a", level_mb=600), measured(100, free_mb=600)], True, "freed", Exit.OK),
+        (500, [requested("a", level_mb=600), measured(100, free_mb=599)], False, "refused", Exit.REFUSED),
+        (500, [requested("a", level_mb=600), measured(100, free_mb=599), refused()], True, "refused", Exit.REFUSED),
         (None, [refused()], True, "refused", Exit.REFUSED),
         (None, [requested("a"), FAILED], True, "failed", Exit.JOB_FAILED),
         (None, [requested("a", wish=1), measured(9, wish=1)], False, None, Exit.TIMED_OUT),

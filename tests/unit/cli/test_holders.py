@@ -13,7 +13,6 @@ from gpukeeper.cli.holders import LETTERS, Kind, Part, bar, in_words, parts
 from gpukeeper.cli.livesite import Heard
 from gpukeeper.cli.siteview import bar_rows, device_rows, devices_document, runtime_rows
 from gpukeeper.events import device, runtime
-from gpukeeper.projections.learned import Learned
 from support.history import History
 from support.hostlooks import card, heard, look
 
@@ -29,7 +28,7 @@ def h() -> History:
 
 def shown(h: History, beats: dict[str, Heard]) -> tuple[Part, ...]:
     host = h.site.hosts["h1"]
-    return parts(HostEvidence(h.site, host, beats.get("h1"), Learned(), h.at_ns), h.device())
+    return parts(HostEvidence(h.site, host, beats.get("h1"), h.at_ns), h.device())
 
 
 def beats(h: History, **comfyui: Any) -> dict[str, Heard]:

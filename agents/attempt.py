@@ -232,6 +232,10 @@ class Attempt:
         except CancelWanted as wanted:
             self.stop_reason = Stop.CANCEL
             await self._end(endings.cancelled(self._hold.so_far(), wanted.wish))
+        except asyncio.CancelledError:
+            # The whole agent is being torn down.
+            await self._preparation.over(break_off=True)
+            raise
         finally:
             watch.cancel()
             if self._watcher is not None:

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 import msgspec
 
 from gpukeeper.capacity.reclaim import Owner
+from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import Activity, Holding, Releases, ResidentModel, RuntimeReading
+from gpukeeper.projections.host import ALL, Runtime
 
 _MB = 1024 * 1024
 
@@ -35,6 +37,42 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     loading: bool = False
     #: What is pinned, by model; None stands for whatever it holds.
     pins: tuple[str | None, ...] = ()
+
+
+def tenant_by_beat(
+    runtime: Runtime, look: RuntimeReading | None, *, devices: tuple[str, ...], jobs: int, loading: bool = False
+) -> Tenant:
+    """The runtime as its registry entry and its agent's last heartbeat show it.
+
+    Args:
+        runtime: as it is registered.
+        look: from the heartbeat; None where that does not tell of it.
+        devices: all of the host.
+        jobs: that were sent to it and have not ended.
+        loading: whether one of them is being loaded.
+    """
+    releases: Releases = runtime.releases if runtime.releases in ("model", "all") else "none"
+    return Tenant(
+        runtime=runtime.name,
+        releases=releases,
+        grace_s=runtime.idle_grace_s,
+        devices=runtime.devices or devices,
+        reading=look,
+        idle_s=told_idle_s(look),
+        jobs=jobs,
+        loading=loading,
+        pins=tuple(None if pin == ALL else pin for pin in runtime.pins),
+    )
+
+
+def told_idle_s(look: RuntimeReading | None) -> float | None:
+    """The idleness that an agent had proven when it looked, in seconds; None where it had not."""
+    if look is None or not look.healthy or look.activity != "idle" or look.idle_since is None:
+        return None
+    try:
+        return max((parse_utc(look.read_at) - parse_utc(look.idle_since)).total_seconds(), 0.0)
+    except ValueError:
+        return None
 
 
 def owners_on(device: str, tenants: Iterable[Tenant]) -> tuple[Owner, ...]:

@@ -14,7 +14,7 @@ from gpukeeper.capacity.admission import shows_use, usable_mb
 from gpukeeper.capacity.decision import Question
 from gpukeeper.capacity.device import Device as CapacityDevice
 from gpukeeper.capacity.need import which_need
-from gpukeeper.capacity.owners import Tenant, owners_on
+from gpukeeper.capacity.owners import Tenant, owners_on, tenant_by_beat
 from gpukeeper.capacity.preview import Candidate
 from gpukeeper.capacity.reclaim import Hurdle, Owner
 from gpukeeper.cli.agentstate import agent_state
@@ -25,7 +25,7 @@ from gpukeeper.events.modelnames import same_model
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.projections.device import Device, device_key
-from gpukeeper.projections.host import ALL, Host, Runtime
+from gpukeeper.projections.host import Host, Runtime
 from gpukeeper.projections.job import Job, Phase
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.feasible import Want, may_have, must_fetch
@@ -134,19 +134,13 @@ class HostEvidence:
         return owners_on(device.id, [self._tenant(each) for each in self.registered()])
 
     def _tenant(self, runtime: Runtime) -> Tenant:
-        look = self.look(runtime)
         here = [job for name, job in self.jobs if name == runtime.name]
-        releases = runtime.releases if runtime.releases in ("model", "all") else "none"
-        return Tenant(
-            runtime=runtime.name,
-            releases=releases,
-            grace_s=runtime.idle_grace_s,
-            devices=runtime.devices or self.host.devices,
-            reading=look,
-            idle_s=idle_s(look),
+        return tenant_by_beat(
+            runtime,
+            self.look(runtime),
+            devices=self.host.devices,
             jobs=len(here),
             loading=any(job.phase is Phase.ADMITTED for job in here),
-            pins=tuple(None if pin == ALL else pin for pin in runtime.pins),
         )
 
     def _obstacle(self, want: Want, runtime: Runtime, look: RuntimeReading | None) -> Hurdle | None:
@@ -194,14 +188,6 @@ class HostEvidence:
         sent_at, read_at = _instant(self.heard.beat.sent_at), _instant(reading.read_at)
         before_s = 0.0 if sent_at is None or read_at is None else (sent_at - read_at).total_seconds()
         return max((self.now_ns - self.heard.stored_ns) / 1e9, 0.0) + max(before_s, 0.0)
-
-
-def idle_s(look: RuntimeReading | None) -> float | None:
-    """The idleness that its agent had proven when it looked."""
-    if look is None or not look.healthy or look.activity != "idle" or look.idle_since is None:
-        return None
-    read_at, since = _instant(look.read_at), _instant(look.idle_since)
-    return None if read_at is None or since is None else max((read_at - since).total_seconds(), 0.0)
 
 
 def _instant(text: str) -> datetime | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpukeeper.capacity.owners import told_idle_s
 from gpukeeper.cli import holders
 from gpukeeper.cli.agentstate import age_s, agent_state
-from gpukeeper.cli.evidence import HostEvidence, idle_s
+from gpukeeper.cli.evidence import HostEvidence
 from gpukeeper.cli.jobview import tokens_of
 from gpukeeper.cli.livesite import Heard
 from gpukeeper.cli.quantities import duration, megabytes, moment
@@ -155,7 +156,7 @@ def _runtime(runtime: Runtime, evidence: HostEvidence) -> dict[str, Any]:
         "suspect": runtime.suspect,
         "detail": runtime.detail,
         "activity": "unknown" if look is None else look.activity,
-        "idle_s": idle_s(look),
+        "idle_s": told_idle_s(look),
         "idle_grace_s": runtime.idle_grace_s,
         "releases": runtime.releases,
         "pins": list(runtime.pins),

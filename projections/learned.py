@@ -36,6 +36,11 @@ class Learned:
         for load in loads:
             self._put(load)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Learned) and self._hosts == other._hosts
+
+    __hash__ = None  # type: ignore[assignment]  (it changes)
+
     def apply(self, fact: ModelLoaded) -> None:
         """Fold one load. One that was not measured, or showed nothing, teaches nothing."""
         if fact.vram_mb is None or fact.vram_mb <= 0:

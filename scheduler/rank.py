@@ -8,8 +8,9 @@ from gpukeeper.events.route import Candidate
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
+from gpukeeper.scheduler.estimate import room_for
 from gpukeeper.scheduler.feasible import Option, lists_model, must_fetch
-from gpukeeper.scheduler.live import HostLive, Live
+from gpukeeper.scheduler.live import Live
 
 #: A device that denied a job is asked again after 5, 10, 20, 40, then every 60 seconds.
 _DENIED_FIRST_S = 5.0
@@ -18,7 +19,7 @@ _DENIED_DOUBLINGS_MAX = 4
 
 #: Why a place cannot begin now, where the router tells these reasons apart.
 NO_FREE_SLOT = "no free slot"
-TOO_LITTLE_MEMORY = "too little free memory"
+DRAINED = "out of service"
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -47,6 +48,8 @@ def unavailable(option: Option, live: Live, free_slots: int) -> str | None:
         return f"runtime {runtime.name} is suspect: {runtime.suspect}"
     if device.unschedulable is not None:
         return device.unschedulable
+    if device.drained is not None:
+        return f"{DRAINED} {device.drained}"
     if device.state != "healthy":
         return f"the device is {device.state}: {device.detail}".rstrip(": ")
     if free_slots <= 0:
@@ -78,13 +81,14 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
     reading = evidence.runtime(runtime.name) if evidence else None
     resident = [model.model for model in (reading.resident or ())] if reading else []
     warm = lists_model(resident, job.model)
+    releases = False
     if why_not is None and not warm:
-        why_not = _too_little_memory(job, option, evidence)
+        why_not, releases = room_for(site, job, option, evidence)
     if runtime.healthy:
         terms["runtime_up"] = weights.runtime_up
     if warm:
         terms["warm"] = weights.warm
-    elif resident:
+    elif resident or releases:
         terms["evicts"] = weights.evicts
     else:
         terms["fits"] = weights.fits
@@ -104,17 +108,6 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         unavailable=why_not,
     )
     return Ranked(option, candidate)
-
-
-def _too_little_memory(job: Job, option: Option, evidence: HostLive | None) -> str | None:
-    """Whether the last heartbeat already says that the agent would refuse. What it does not say, the agent reads."""
-    reading = evidence.device(option.device.id) if evidence else None
-    if job.vram_mb is None or reading is None or reading.free_mb is None:
-        return None
-    usable_mb = reading.free_mb - option.device.headroom_mb
-    if job.vram_mb <= usable_mb:
-        return None
-    return f"{TOO_LITTLE_MEMORY}: {usable_mb} of {reading.total_mb} MB usable, {job.vram_mb} MB asked"
 
 
 def best_first(ranked: list[Ranked], origin: str | None) -> list[Ranked]:

@@ -12,9 +12,10 @@ from gpukeeper.events.route import Routed
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import SchedulerConfig
+from gpukeeper.scheduler.estimate import TOO_LITTLE_MEMORY
 from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Option, Want, options
 from gpukeeper.scheduler.live import Live
-from gpukeeper.scheduler.rank import NO_FREE_SLOT, TOO_LITTLE_MEMORY, Ranked, best_first, rank
+from gpukeeper.scheduler.rank import DRAINED, NO_FREE_SLOT, Ranked, best_first, rank
 
 #: How many candidates a `routed` fact shows.
 _CANDIDATES_SHOWN_MAX = 16
@@ -79,6 +80,8 @@ def _verdict(ranked: list[Ranked]) -> Verdict:
         return Verdict(Reason.CAPACITY, shown)
     if any(why.startswith("it denied the job") for why in reasons):
         return Verdict(Reason.DENIED, shown)
+    if any(why.startswith(DRAINED) for why in reasons):
+        return Verdict(Reason.DRAINED, shown)
     return Verdict(Reason.NO_ROUTE, shown)
 
 

@@ -8,7 +8,6 @@ import time
 from gpukeeper.agents.memory.tenancy import Tenancy
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.events.modelnames import canonical
-from gpukeeper.events.tasks import end_all
 from gpukeeper.events.work import Work
 
 
@@ -38,8 +37,10 @@ class Load:
             await self.break_off()
 
     async def break_off(self) -> None:
-        """Close the connection that it was asked for on, which is how a runtime is told."""
-        await end_all({self._task})
+        """Close the connection that it was asked for on, which is how a runtime is told; it is told once."""
+        if self.going:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
 
 class Loads:

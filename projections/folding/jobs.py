@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from gpukeeper.projections.site import Site
 
 
+#: Reasons that say nothing against the place that the job came back from.
+_TRIED_AGAIN_AT_ONCE = (Reason.HANDED_BACK, Reason.CLAIM_LAPSED)
+
+
 def on_submitted(site: Site, event: Event, fact: Submitted) -> None:
     stored = event.stored
     site.submissions[event.seq] = Waiting(event.seq, stored.stored_ns, fact.producer, fact.raw, fact.misnamed)
@@ -96,6 +100,11 @@ def on_waiting(site: Site, event: Event, fact: job_facts.Waiting) -> None:
     if old.phase is Phase.WAITING:
         site.change_job(fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail)
     elif fact.epoch is not None:
+        if fact.reason not in _TRIED_AGAIN_AT_ONCE and old.route is not None:
+            # There was no room after all: that place is not asked again at once.
+            denials = _with_denial(old, old.route.host, old.route.device, event.stored.stored_ns)
+            site.to_queue(event, fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail, denials=denials)
+            return
         lapses = old.lapses + (fact.reason == Reason.CLAIM_LAPSED)
         site.to_queue(event, fact.job, seq=event.seq, reason=fact.reason, detail=fact.detail, lapses=lapses)
     # Otherwise it was decided beside a route, on the same sequence: it says why the job waited until then.
@@ -156,12 +165,7 @@ def on_denied(site: Site, event: Event, fact: job_facts.Denied) -> None:
     old = site.jobs.get(fact.job)
     if old is None or old.ended:
         return
-    at_ns = event.stored.stored_ns
-    earlier = [d for d in old.denials if (d.host, d.device) == (fact.host, fact.device)]
-    others = [d for d in old.denials if (d.host, d.device) != (fact.host, fact.device)]
-    count = earlier[0].count + 1 if earlier else 1
-    # One for each device, so that none is asked again before its time: the site's devices are the bound.
-    denials = (*others, Denial(fact.host, fact.device, at_ns, count))
+    denials = _with_denial(old, fact.host, fact.device, event.stored.stored_ns)
     site.to_queue(
         event,
         fact.job,
@@ -170,6 +174,14 @@ def on_denied(site: Site, event: Event, fact: job_facts.Denied) -> None:
         detail=f"{fact.reason}: {fact.detail}",
         denials=denials,
     )
+
+
+def _with_denial(job: Job, host: str, device: str, at_ns: int) -> tuple[Denial, ...]:
+    """One for each device, so that none is asked again before its time: the site's devices are the bound."""
+    earlier = [d for d in job.denials if (d.host, d.device) == (host, device)]
+    others = [d for d in job.denials if (d.host, d.device) != (host, device)]
+    count = earlier[0].count + 1 if earlier else 1
+    return (*others, Denial(host, device, at_ns, count))
 
 
 def on_placement_verified(site: Site, event: Event, fact: job_facts.PlacementVerified) -> None:

@@ -647,23 +647,35 @@ async def cancelled_at(bench: Bench, after_s: float, **sent: Any) -> Attempt:
     return attempt
 
 
-@pytest.mark.parametrize("when", ["loading", "running"])
 @in_virtual_time
-async def test_c9_a_cancelled_job_keeps_its_slot_until_the_runtime_is_idle(when: str) -> None:
+async def test_c9_a_cancelled_job_keeps_its_slot_until_the_runtime_is_idle() -> None:
     bench = Bench()
     bench.runtime.load_s = 3.0
     bench.runtime.steps = ["he", 1000.0, done()]
     bench.runtime.busy_after_cut_s = 9.0
-    await cancelled_at(bench, 2.0 if when == "loading" else 5.0)
+    await cancelled_at(bench, 5.0)
 
     assert await bench.ends() == ["Cancelled"]
     cancelled = await bench.one(facts.Cancelled)
     assert (cancelled.actor, cancelled.reason, cancelled.command_seq) == ("mo", "enough", 7)
-    assert cancelled.partial == (None if when == "loading" else "he")
+    assert cancelled.partial == "he"
     (cut_s,) = bench.runtime.cuts
     assert 9.0 <= await bench.at_s(facts.Cancelled) - cut_s < 10
     assert 9.0 <= await bench.at_s(device_facts.Released) - cut_s < 10
-    assert ("Started" in await bench.told()) == (when == "running")
+    assert "Started" in await bench.told()
+
+
+@in_virtual_time
+async def test_c10_the_load_of_a_cancelled_job_goes_on_and_keeps_its_slot_until_it_has_ended() -> None:
+    bench = Bench()
+    bench.runtime.load_s = 3.0
+    await cancelled_at(bench, 2.0)
+
+    assert await bench.ends() == ["Cancelled"]
+    assert bench.runtime.cuts == []
+    assert await bench.at_s(device_facts.Released) - await bench.at_s(facts.Cancelled) >= 0.9
+    assert [row.model for row in bench.runtime.resident or ()] == ["m"]
+    assert bench.runtime.runs == []
 
 
 @pytest.mark.parametrize("word", ["busy", "unknown"])

@@ -24,7 +24,6 @@ from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.capacity.admission import shows_use
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import HandedOff
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import DeviceReading, ResidentModel, RuntimeReading
@@ -130,11 +129,12 @@ class Preparation:
             return refused
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
+        room.tenancy.use(hold.provider.config.name, hold.epoch)
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         hold.load_s = await self._load.wait()
         look = await room.residency(hold.provider)
         hold.phase = "loaded"
-        room.ledger = room.ledger.loaded(hold.epoch, now())
+        room.ledger = room.ledger.loaded(hold.epoch, room.now())
         after = await room.read_devices(hold.provider, device)
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -167,7 +167,12 @@ class Preparation:
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
-        asker = Asker(job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
+        asker = Asker(
+            job=hold.route.job,
+            epoch=hold.epoch,
+            wanted=self._wanted,
+            turn_on=hold.room.devices_of(hold.provider, device),
+        )
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made

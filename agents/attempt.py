@@ -36,9 +36,10 @@ from gpukeeper.capacity.admission import Deny
 from gpukeeper.capacity.admission import HostRoom as HostLeft
 from gpukeeper.capacity.decision import Decision, Question, decide
 from gpukeeper.capacity.need import Need, which_need
+from gpukeeper.capacity.owners import why_stays
 from gpukeeper.capacity.residency import Stay, stay_of
 from gpukeeper.events import job as facts
-from gpukeeper.events.device import Claimed, Considered, Released
+from gpukeeper.events.device import Claimed, Released
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, RuntimeReading
@@ -315,7 +316,7 @@ class Attempt:
             "considered": stays,
         }
         if isinstance(admission, Deny) and not decision.releases:
-            detail = "; ".join((admission.detail.rstrip("."), *(_stays(each) for each in stays)))
+            detail = "; ".join((admission.detail.rstrip("."), *why_stays(stays)))
             denied = facts.Denied(**told, detail=detail, reason=admission.reason)
             await self._held.append(denied, epoch=self.epoch)
             return False
@@ -570,9 +571,3 @@ class Attempt:
         if proven:
             return endings.preempted(so_far)
         return endings.not_stopped(so_far, self.room.stop_proof_limit_s)
-
-
-def _stays(each: Considered) -> str:
-    name = each.runtime if each.model is None else f"{each.runtime}/{each.model}"
-    held = "an unknown amount" if each.held_mb is None else f"{each.held_mb} MB"
-    return f"{name} holds {held} and stays: {each.detail} ({each.kept})"

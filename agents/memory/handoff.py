@@ -39,6 +39,8 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str | None = None
     epoch: int | None = None
+    #: The claim under which its memory on this device is reserved, where that is another: of several devices.
+    reserved_under: int | None = None
     wanted_seq: int | None = None
     #: Only this runtime, or only this model of it, may be asked; any otherwise.
     runtime: str | None = None
@@ -142,7 +144,8 @@ class Handoff:
         return plan(shortfall_mb, owners)
 
     def _usable_mb(self, device: Device, reading: DeviceReading, asker: Asker) -> int | None:
-        ledger = self._room.ledger if asker.epoch is None else self._room.ledger.without(asker.epoch)
+        own = asker.epoch if asker.reserved_under is None else asker.reserved_under
+        ledger = self._room.ledger if own is None else self._room.ledger.without(own)
         return usable_mb(device, reading, ledger.unseen_mb(reading))
 
     async def _refuse(

@@ -14,6 +14,7 @@ What each step rests on:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -37,7 +38,6 @@ from gpukeeper.capacity.decision import Decision, Question, decide
 from gpukeeper.capacity.need import Need, which_need
 from gpukeeper.capacity.residency import Stay, stay_of
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import Claimed, Considered, Released
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
@@ -156,6 +156,7 @@ class Attempt:
         Cancelling it is for an agent that is torn down: the claim stays, and whoever comes next ends it.
         """
         asked_at = asyncio.get_running_loop().time()
+        releases = self.room.tenancy.releases_begun(self.provider.config.name)
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
@@ -166,6 +167,9 @@ class Attempt:
             try:
                 body = await body_task
                 look, readings = await look_task, await read_task
+                if self.room.tenancy.releases_begun(self.provider.config.name) != releases:
+                    # Something was, or is, let go of: what was seen before that is too old for anything.
+                    asked_at = -math.inf
                 await self._while_held(body, look, readings, asked_at)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._hold.context(), why=error.message)
@@ -346,12 +350,18 @@ class Attempt:
             names = ", ".join(owner.label for owner in decision.releases)
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
+<<<<<<< HEAD
             detail = admission.detail
         for (slot, epoch), one in zip(self._hold.claims, decisions, strict=True):
             found = one.admission
             reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
             if reserve_mb:
                 self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, now())
+=======
+            reserve_mb, detail = admission.reserve_mb, admission.detail
+        if reserve_mb:
+            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, self.room.now())
+>>>>>>> case1
         self._hold.need = need
         admitted = facts.Admitted(
             **told,
@@ -472,6 +482,7 @@ class Attempt:
         end = await self._preparation.prepare(body, evidence)
         if end is not None:
             return end
+        self.room.tenancy.use(self.provider.config.name, self.epoch)
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
@@ -503,21 +514,40 @@ class Attempt:
             await self.room.runtime_subject(name).append(pinned, job=self.route.job)
         if not stay.unloads or self.provider.releases == "none" or tenancy.jobs(name, but=self.epoch):
             return
-        tenancy.releasing(name, going=True)
         try:
-            look = await self.room.residency(self.provider)
-            if look.resident is not None and self.provider.find(look, body.model) is None:
-                # The runtime unloaded it by itself, as the run had told it to.
-                return
             async with asyncio.timeout(self.provider.config.release_timeout_s):
-                await self.provider.release(body.model if self.provider.releases == "model" else None)
+                turn = await self.room.turns.take(self.room.devices_of(self.provider, self.slot.device))
+                try:
+                    if not await self._unload(body):
+                        return
+                finally:
+                    turn.leave()
         except (RuntimeFailure, TimeoutError) as failure:
-            _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=str(failure))
+            _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=str(failure) or "no end in time")
             return
-        finally:
-            tenancy.releasing(name, going=False)
         unloaded = ModelUnloaded(host=self.room.host, runtime=name, model=body.model, why="policy", job=self.route.job)
         await self.room.runtime_subject(name).append(unloaded, job=self.route.job)
+
+    async def _unload(self, body: Body) -> bool:
+        """In a turn: let go of the job's model, where nobody else has come for it or pinned it meanwhile."""
+        room, tenancy, name = self.room, self.room.tenancy, self.provider.config.name
+        whole = self.provider.releases == "all"
+        before = await room.inventory.read(self.slot.device.id)
+        if tenancy.jobs(name, but=self.epoch) or not self._stay(body).unloads:
+            return False
+        tenancy.begin_release(name, None if whole else body.model)
+        try:
+            look = await room.residency(self.provider)
+            row = self.provider.find(look, body.model)
+            if look.resident is not None and row is None:
+                # The runtime unloaded it by itself, as the run had told it to.
+                return False
+            await self.provider.release(None if whole else body.model)
+            promised_mb = 0 if row is None else (row.vram_bytes or 0) // MB
+            await room.handoff.until_shown(self.slot.device.id, before, promised_mb)
+        finally:
+            tenancy.end_release(name)
+        return True
 
     async def _prove_stopped(self) -> bool:
         """Whether the runtime is proven to have stopped working for this job; keeps the slot while that is looked for.

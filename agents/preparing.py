@@ -25,7 +25,6 @@ from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import Slot
 from gpukeeper.capacity.admission import shows_use
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import HandedOff
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import DeviceReading, ResidentModel, RuntimeReading
@@ -132,12 +131,17 @@ class Preparation:
             return refused
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
+        room.tenancy.use(hold.provider.config.name, hold.epoch)
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         hold.load_s = await self._load.wait()
         look = await room.residency(hold.provider)
         hold.phase = "loaded"
+<<<<<<< HEAD
         for _, epoch in hold.claims:
             room.ledger = room.ledger.loaded(epoch, now())
+=======
+        room.ledger = room.ledger.loaded(hold.epoch, room.now())
+>>>>>>> case1
         after = await room.read_devices(hold.provider, device)
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -176,7 +180,16 @@ class Preparation:
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
+<<<<<<< HEAD
         asker = Asker(job=hold.route.job, epoch=hold.epoch, reserved_under=epoch, wanted=self._wanted)
+=======
+        asker = Asker(
+            job=hold.route.job,
+            epoch=hold.epoch,
+            wanted=self._wanted,
+            turn_on=hold.room.devices_of(hold.provider, device),
+        )
+>>>>>>> case1
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
-from gpukeeper.events.readings import DeviceReading, RuntimeReading
+from gpukeeper.events.readings import DeviceReading, DeviceState, RuntimeReading
 from gpukeeper.events.recorder import Recorder
 from gpukeeper.projections.host import Suspicion
 from gpukeeper.projections.hostview import HostView
@@ -74,6 +75,7 @@ class HostRoom:
         inventory: Inventory,
         outputs: Outputs,
         view: HostView,
+        now: Callable[[], datetime] = now,
     ) -> None:
         self.host = host
         self.boot_id = boot_id
@@ -84,6 +86,8 @@ class HostRoom:
         self.inventory = inventory
         self.outputs = outputs
         self.view = view
+        #: The clock that readings are dated by.
+        self.now = now
         self.ledger = Ledger()
         #: Who uses which runtime, and since when it does nothing.
         self.tenancy = Tenancy(now=now)
@@ -96,6 +100,8 @@ class HostRoom:
         self.provisioner: Provisioner | None = None
         #: What blocks a device: an owner of its memory that did not let go.
         self.blocked: dict[str, Block] = {}
+        #: The state of each device as the log was told last.
+        self.told_states: dict[str, DeviceState] = {}
         #: Runtimes whose last placement check failed, this agent's or its predecessor's.
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.

@@ -179,7 +179,7 @@ class HostView:
             case device_facts.ReclaimWanted():
                 self.reclaim_wishes[seq] = (fact.device, reclaim_wish(seq, fact))
             case device_facts.Reclaimed() | device_facts.ReclaimRefused() | device_facts.ReclaimFailed():
-                more = isinstance(fact, device_facts.Reclaimed) and fact.more
+                more = not isinstance(fact, device_facts.ReclaimRefused) and fact.more
                 if fact.wanted_seq is not None and not more:
                     self.reclaim_wishes.pop(fact.wanted_seq, None)
             case runtime_facts.ModelLoaded():

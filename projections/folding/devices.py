@@ -101,7 +101,7 @@ def on_reclaim_end(
     event: Event,
     fact: device_facts.Reclaimed | device_facts.ReclaimRefused | device_facts.ReclaimFailed,
 ) -> None:
-    if isinstance(fact, device_facts.Reclaimed) and fact.more:
+    if not isinstance(fact, device_facts.ReclaimRefused) and fact.more:
         site.change_device(event, fact.host, fact.device)
         return
     old = site.devices.get(device_key(fact.host, fact.device))

@@ -350,18 +350,12 @@ class Attempt:
             names = ", ".join(owner.label for owner in decision.releases)
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
-<<<<<<< HEAD
             detail = admission.detail
         for (slot, epoch), one in zip(self._hold.claims, decisions, strict=True):
             found = one.admission
             reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
             if reserve_mb:
-                self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, now())
-=======
-            reserve_mb, detail = admission.reserve_mb, admission.detail
-        if reserve_mb:
-            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, self.room.now())
->>>>>>> case1
+                self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, self.room.now())
         self._hold.need = need
         admitted = facts.Admitted(
             **told,

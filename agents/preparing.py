@@ -136,12 +136,8 @@ class Preparation:
         hold.load_s = await self._load.wait()
         look = await room.residency(hold.provider)
         hold.phase = "loaded"
-<<<<<<< HEAD
         for _, epoch in hold.claims:
-            room.ledger = room.ledger.loaded(epoch, now())
-=======
-        room.ledger = room.ledger.loaded(hold.epoch, room.now())
->>>>>>> case1
+            room.ledger = room.ledger.loaded(epoch, room.now())
         after = await room.read_devices(hold.provider, device)
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -180,16 +176,13 @@ class Preparation:
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
-<<<<<<< HEAD
-        asker = Asker(job=hold.route.job, epoch=hold.epoch, reserved_under=epoch, wanted=self._wanted)
-=======
         asker = Asker(
             job=hold.route.job,
             epoch=hold.epoch,
+            reserved_under=epoch,
             wanted=self._wanted,
-            turn_on=hold.room.devices_of(hold.provider, device),
+            turn_on=hold.room.devices_of(hold.provider, hold.slot.device),
         )
->>>>>>> case1
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made

@@ -83,18 +83,8 @@ class Surveyor:
                 parent=device.parent,
             )
             await self._room.device_subject(device.id).append(appeared)
-<<<<<<< HEAD
-            self._told_devices[device.id] = "healthy"
-        for name in self._providers:
-=======
             self._room.told_states[device.id] = "healthy"
-        for name, provider in self._providers.items():
-            self._room.tenancy.register(
-                provider,
-                grace_s=self._config.idle_grace_of(provider.config),
-                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
-            )
->>>>>>> case1
+        for name in self._providers:
             await self._tell_registry(name)
         await self._survey()
 

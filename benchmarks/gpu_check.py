@@ -1,4 +1,4 @@
-"""`make gpu-check`: our reader and our admission against a real NVIDIA driver. Needs a GPU with 6 GB free, and no network.
+"""`make gpu-check`: our reader and our admission against a real NVIDIA driver. Needs 6 GB free on a GPU, no network.
 
 A second process allocates 4 GB. The device's use must rise by that, the process must be listed with it, and a job that
 fitted before must be denied meanwhile and fit again afterwards.

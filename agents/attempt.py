@@ -88,6 +88,7 @@ class Attempt:
         route: PendingRoute,
         slot: Slot,
         provider: Provider,
+        more: Sequence[Slot] = (),
     ) -> None:
         self.room = room
         self.route = route
@@ -97,7 +98,7 @@ class Attempt:
         self._stop_detail = ""
         #: The claim is being given back.
         self.released = False
-        self._hold = Hold(room, route, slot, provider)
+        self._hold = Hold(room, route, slot, provider, more)
         self._held = self._hold.job
         self._preparation = Preparation(self._hold, wanted=lambda: self.stop_reason is None)
         self._run = Run(self._hold)
@@ -117,9 +118,19 @@ class Attempt:
     def tokens(self) -> int:
         return self._hold.tokens
 
-    def beat(self) -> ClaimBeat | None:
-        """What heartbeats say about this claim; None before it is one."""
-        return self._hold.beat()
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots that were taken for it, on one device each."""
+        return (self.slot, *self._hold.more)
+
+    @property
+    def claims(self) -> tuple[tuple[str, int], ...]:
+        """Its claims, as (device, epoch)."""
+        return tuple((slot.device.id, epoch) for slot, epoch in self._hold.claims)
+
+    def beats(self) -> list[ClaimBeat]:
+        """What heartbeats say about its claims; nothing before it has one."""
+        return self._hold.beats()
 
     @property
     def looked_during_run(self) -> bool:
@@ -183,35 +194,47 @@ class Attempt:
             _log.warning("attempt_fault_not_recorded", **self._hold.context(), why=error.message)
 
     async def _claim(self) -> bool:
+        """Take every slot, the first one first; or none: those that were taken are given back."""
+        seq = await self._claim_slot(self.slot)
+        if seq is None:
+            return False
+        self._hold.epoch = seq
+        self._hold.phase = "claimed"
+        self.room.tenancy.enter(self.provider.config.name, seq)
+        for slot in self._hold.more:
+            more_seq = await self._claim_slot(slot)
+            if more_seq is None:
+                await self._release()
+                return False
+            self._hold.more_epochs[slot.device.id] = more_seq
+        return True
+
+    async def _claim_slot(self, slot: Slot) -> int | None:
         fact = Claimed(
             host=self.room.host,
-            device=self.slot.device.id,
-            slot=self.slot.index,
+            device=slot.device.id,
+            slot=slot.index,
             job=self.route.job,
             attempt=self.route.attempt,
             route_seq=self.route.seq,
             boot_id=self.room.boot_id,
             instance_id=self.room.instance_id,
         )
-        device_id = self.slot.device.id
-        seq = await self.slot.subject.append_once(fact, job=self.route.job, may=lambda: self.room.may_claim(device_id))
-        if seq is None:
-            return False
-        self._hold.epoch = seq
-        self._hold.phase = "claimed"
-        self.room.tenancy.enter(self.provider.config.name, seq)
-        return True
+        device_id = slot.device.id
+        return await slot.subject.append_once(fact, job=self.route.job, may=lambda: self.room.may_claim(device_id))
 
     async def _release(self) -> None:
         self.released = True
         self.room.tenancy.leave(self.provider.config.name, self.epoch)
-        self.room.ledger = self.room.ledger.release(self.epoch)
+        for _, epoch in self._hold.claims:
+            self.room.ledger = self.room.ledger.release(epoch)
         await self.room.outputs.end(self.route.job, self.route.attempt)
         if self.stop_reason is Stop.FENCED:
             # The claim has been ended already.
             return
-        released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
-        await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
+        for slot, epoch in self._hold.claims:
+            released = Released(host=self.room.host, device=slot.device.id, epoch=epoch, job=self.route.job)
+            await slot.subject.append(released, job=self.route.job, epoch=epoch)
 
     async def _while_held(
         self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
@@ -294,7 +317,11 @@ class Attempt:
         left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
         if self.stop_reason is Stop.FENCED:
             raise Superseded(_FENCED)
-        decision = self._decide(need, evidence, left)
+        decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
+        # What stands in the way on any of its devices stands in the way of the job.
+        decision = next((one for one in decisions if isinstance(one.admission, Deny) and not one.releases), None)
+        denied_there = decision is not None
+        decision = decision or next((one for one in decisions if one.releases), decisions[0])
         admission = decision.admission
         stays = () if decision.plan is None else decision.plan.considered
         told: dict[str, Any] = {
@@ -315,21 +342,29 @@ class Attempt:
             "residency": msgspec.structs.replace(look, models=None),
             "considered": stays,
         }
-        if isinstance(admission, Deny) and not decision.releases:
+        if denied_there and isinstance(admission, Deny):
             detail = "; ".join((admission.detail.rstrip("."), *why_stays(stays)))
             denied = facts.Denied(**told, detail=detail, reason=admission.reason)
             await self._held.append(denied, epoch=self.epoch)
             return False
         if isinstance(admission, Deny):
-            reserve_mb = admission.need_mb or 0
             names = ", ".join(owner.label for owner in decision.releases)
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
-            reserve_mb, detail = admission.reserve_mb, admission.detail
-        if reserve_mb:
-            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, self.room.now())
+            detail = admission.detail
+        for (slot, epoch), one in zip(self._hold.claims, decisions, strict=True):
+            found = one.admission
+            reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
+            if reserve_mb:
+                self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, self.room.now())
         self._hold.need = need
-        admitted = facts.Admitted(**told, detail=detail, instance_id=self.room.instance_id, resident=resident)
+        admitted = facts.Admitted(
+            **told,
+            detail=detail,
+            instance_id=self.room.instance_id,
+            resident=resident,
+            more_devices=self.route.more_devices,
+        )
         await self._held.append(admitted, epoch=self.epoch)
         self._hold.phase = "admitted"
         return True
@@ -353,9 +388,10 @@ class Attempt:
             disk_mb=body.need.disk_mb,
         )
 
-    def _decide(self, need: Need | None, evidence: Evidence, left: HostLeft | None) -> Decision:
+    def _decide(self, slot: Slot, need: Need | None, evidence: Evidence, left: HostLeft | None) -> Decision:
         """Waits for nothing, so that what is reserved here is reserved before another attempt decides."""
-        device, look, reading = self.slot.device, evidence.look, evidence.readings[0]
+        device, look = slot.device, evidence.look
+        reading = next(one for one in evidence.readings if one.device == device.id)
         ledger = self.room.ledger = self.room.ledger.seen_in(reading)
         reserved_mb = ledger.unseen_mb(reading)
 

@@ -207,6 +207,18 @@ class HostRoom:
         free = self._free.get(device_id)
         return msgspec.structs.replace(free.pop(0), device=self._offered[device_id]) if free else None
 
+    def take_slots(self, device_ids: Iterable[str]) -> tuple[Slot, ...] | None:
+        """A free slot of each device, or None where one of them has none: all or nothing."""
+        taken: list[Slot] = []
+        for device_id in device_ids:
+            slot = self.take_slot(device_id)
+            if slot is None:
+                for each in taken:
+                    self.give_slot(each)
+                return None
+            taken.append(slot)
+        return tuple(taken)
+
     def give_slot(self, slot: Slot) -> None:
         """The slot is free again."""
         free = self._free[slot.device.id]

@@ -84,12 +84,7 @@ class Surveyor:
             )
             await self._room.device_subject(device.id).append(appeared)
             self._room.told_states[device.id] = "healthy"
-        for name, provider in self._providers.items():
-            self._room.tenancy.register(
-                provider,
-                grace_s=self._config.idle_grace_of(provider.config),
-                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
-            )
+        for name in self._providers:
             await self._tell_registry(name)
         await self._survey()
 
@@ -107,9 +102,19 @@ class Surveyor:
             _log.warning("device_problems", problems="; ".join(problems) or "none any more")
         return devices
 
+    def _register(self) -> None:
+        """Every provider is an owner of memory from its first look on."""
+        for provider in self._providers.values():
+            self._room.tenancy.register(
+                provider,
+                grace_s=self._config.idle_grace_of(provider.config),
+                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
+            )
+
     async def _survey(self) -> None:
         """Look at every device and runtime at once, and tell the log what is another than before."""
         names = list(self._providers)
+        self._register()
         suspects = dict(self._room.suspects)
         readings = {device: self._shown(one) for device, one in (await self._room.inventory.read_all()).items()}
         looks = await self._room.observer.look_at_all(readings)

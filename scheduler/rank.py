@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.events.route import Candidate
+from gpukeeper.projections.device import Device
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
@@ -29,6 +30,8 @@ class Ranked(msgspec.Struct, frozen=True):
     candidate: Candidate
     #: Free memory on the device, where nobody but its agent can tell whether that is enough; 0 otherwise.
     unsure_free_mb: int = 0
+    #: Further devices, where the job takes several.
+    more: tuple[Device, ...] = ()
 
     @property
     def immediate(self) -> bool:

@@ -126,7 +126,8 @@ class Handoff:
         return not any(self._room.turns.taken(device) for device in self._elsewhere(owner, asker))
 
     def _usable_mb(self, device: Device, reading: DeviceReading, asker: Asker) -> int | None:
-        ledger = self._room.ledger if asker.epoch is None else self._room.ledger.without(asker.epoch)
+        own = asker.epoch if asker.reserved_under is None else asker.reserved_under
+        ledger = self._room.ledger if own is None else self._room.ledger.without(own)
         return usable_mb(device, reading, ledger.unseen_mb(reading))
 
     async def _refuse(

@@ -36,6 +36,8 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str | None = None
     epoch: int | None = None
+    #: The claim under which its memory on this device is reserved, where that is another: of several devices.
+    reserved_under: int | None = None
     wanted_seq: int | None = None
     #: Only this runtime, or only this model of it, may be asked; any otherwise.
     runtime: str | None = None

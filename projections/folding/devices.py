@@ -50,7 +50,7 @@ def on_claimed(site: Site, event: Event, fact: device_facts.Claimed) -> None:
     site.change_device(event, fact.host, fact.device, claims=(*claims, claim))
     job = site.jobs.get(fact.job)
     if job is not None and job.route is not None and job.route.seq == fact.route_seq:
-        site.unlist(job)
+        site.unlist(job, fact.device)
 
 
 def on_released(site: Site, event: Event, fact: device_facts.Released) -> None:

@@ -45,7 +45,9 @@ def card(uuid: str, *, total_mb: int = TOTAL_MB, used_mb: int = IDLE_MB, **chang
     return Gpu(**{"uuid": uuid, "memory": (total_mb, total_mb - used_mb), **changes})  # pyright: ignore[reportArgumentType]
 
 
-def job(model: str, prompt: str, *, on: str | None = None, vram_mb: int | None = None, **fields: object) -> dict[str, object]:
+def job(
+    model: str, prompt: str, *, on: str | None = None, vram_mb: int | None = None, **fields: object
+) -> dict[str, object]:
     made: dict[str, object] = {"model": model, "prompt": prompt, **fields}
     if on is not None:
         made |= {"host": HOST, "device": on}

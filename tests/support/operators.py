@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.site import Site
@@ -26,9 +27,13 @@ class Said(NamedTuple):
 
 async def gpuq(site: Site, *argv: str) -> Said:
     """Run one command against ``site``, as the configuration of its scheduler names it."""
+    return await gpuq_with(site.folder / "scheduler.toml", site.data, *argv)
+
+
+async def gpuq_with(config: Path, data: Path, *argv: str) -> Said:
+    """Run one command with this configuration and this data folder."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "gpukeeper.cli.main", *argv),
-        *("--config", str(site.folder / "scheduler.toml"), "--data", str(site.data)),
+        *(sys.executable, "-P", "-m", "gpukeeper.cli.main", *argv, "--config", str(config), "--data", str(data)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

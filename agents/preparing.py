@@ -22,9 +22,9 @@ from gpukeeper.agents.memory.handoff import Asker, Refused
 from gpukeeper.agents.memory.loads import Load
 from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
+from gpukeeper.agents.room import Slot
 from gpukeeper.capacity.admission import shows_use
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import HandedOff
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import DeviceReading, ResidentModel, RuntimeReading
@@ -105,7 +105,8 @@ class Preparation:
         if self._load is not None and self._load.going:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
         if self._turn is not None:
-            await self._hold.room.handoff.over(self._hold.slot.device.id)
+            for slot, _ in self._hold.claims:
+                await self._hold.room.handoff.over(slot.device.id)
             self._leave_turn()
 
     def _leave_turn(self) -> None:
@@ -130,11 +131,13 @@ class Preparation:
             return refused
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
+        room.tenancy.use(hold.provider.config.name, hold.epoch)
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         hold.load_s = await self._load.wait()
         look = await room.residency(hold.provider)
         hold.phase = "loaded"
-        room.ledger = room.ledger.loaded(hold.epoch, now())
+        for _, epoch in hold.claims:
+            room.ledger = room.ledger.loaded(epoch, room.now())
         after = await room.read_devices(hold.provider, device)
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -160,14 +163,26 @@ class Preparation:
 
     async def _make_room(self) -> Refused | None:
         """Free what is missing, where the device's memory can be measured; otherwise the reservation stands for it."""
-        hold = self._hold
-        device = hold.slot.device
-        need_mb = None if hold.need is None else hold.need.vram_mb
-        if need_mb is None or not shows_use(await hold.room.inventory.read(device.id)):
+        need_mb = None if self._hold.need is None else self._hold.need.vram_mb
+        for slot, epoch in self._hold.claims if need_mb is not None else ():
+            refused = await self._make_room_on(slot, epoch, need_mb or 0)
+            if refused is not None:
+                return refused
+        return None
+
+    async def _make_room_on(self, slot: Slot, epoch: int, need_mb: int) -> Refused | None:
+        hold, device = self._hold, slot.device
+        if not shows_use(await hold.room.inventory.read(device.id)):
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
-        asker = Asker(job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
+        asker = Asker(
+            job=hold.route.job,
+            epoch=hold.epoch,
+            reserved_under=epoch,
+            wanted=self._wanted,
+            turn_on=hold.room.devices_of(hold.provider, hold.slot.device),
+        )
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made
@@ -177,12 +192,12 @@ class Preparation:
                 host=hold.room.host,
                 device=device.id,
                 job=hold.route.job,
-                epoch=hold.epoch,
+                epoch=epoch,
                 need_mb=need_mb,
                 free_mb=made.free_mb,
                 generations=made.generations,
             )
-            await hold.slot.subject.append(handed, job=hold.route.job, epoch=hold.epoch)
+            await slot.subject.append(handed, job=hold.route.job, epoch=epoch)
             _log.info("handed_off", **hold.context(), took_s=round(time.monotonic() - began_s, 3))
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpukeeper.events.route import Candidate
+from gpukeeper.projections.device import Device
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
@@ -27,6 +28,8 @@ class Ranked(msgspec.Struct, frozen=True):
 
     option: Option
     candidate: Candidate
+    #: Further devices, where the job takes several.
+    more: tuple[Device, ...] = ()
 
     @property
     def immediate(self) -> bool:

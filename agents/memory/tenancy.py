@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.capacity.idleness import Idleness
 from gpukeeper.capacity.owners import Tenant
-from gpukeeper.events.instants import utc_text
+from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import RuntimeReading
 from gpukeeper.projections.host import ALL
@@ -20,18 +20,41 @@ from gpukeeper.projections.host import ALL
 class _Entry:
     """One registered runtime."""
 
-    __slots__ = ("epochs", "grace_s", "idleness", "loaded", "loading", "provider", "reading", "settled")
+    __slots__ = (
+        "epochs",
+        "grace_s",
+        "idleness",
+        "let_go",
+        "loaded",
+        "loading",
+        "provider",
+        "reading",
+        "releases",
+        "releasing",
+        "settled",
+        "using",
+        "worked_at",
+    )
 
     def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
         self.provider = provider
         self.grace_s = grace_s
         #: Claims of ours that are here, from before their admission until their end.
         self.epochs: set[int] = set()
+        #: Those of them that have it load or run by now.
+        self.using: set[int] = set()
+        #: When a load or run of ours ended last.
+        self.worked_at: datetime | None = None
         self.idleness = Idleness(gap_max_s=gap_max_s)
         self.reading: RuntimeReading | None = None
         self.loading = 0
         #: The options that each model was loaded with last, by its shortest name, where we loaded it.
         self.loaded: dict[str, str] = {}
+        #: Models, by their shortest names, that were asked to go and have not been seen to be gone.
+        self.let_go: set[str] = set()
+        #: How many releases are under way, and how many were ever begun.
+        self.releasing = 0
+        self.releases = 0
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
@@ -60,17 +83,38 @@ class Tenancy:
     # --- use
 
     def enter(self, runtime: str, epoch: int) -> None:
-        """A job of ours is about to load or run there: whatever idleness was proven is over."""
+        """A job of ours has come, and may load or run: from now on nobody else may have the runtime let go.
+
+        It has not touched it yet, so what is proven of its idleness still counts for the job itself.
+        """
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.epochs.add(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+
+    def use(self, runtime: str, epoch: int) -> None:
+        """The job is about to have it load or run: whatever idleness was proven is over."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.using.add(epoch)
+            self._worked(entry)
 
     def leave(self, runtime: str, epoch: int) -> None:
+        """The job is over. One that was refused before it touched the runtime leaves its idleness as it was."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.epochs.discard(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+            if epoch in entry.using:
+                entry.using.discard(epoch)
+                self._worked(entry)
+
+    def working(self, runtime: str) -> int:
+        """Loads and runs of ours that are there now."""
+        entry = self._entries.get(runtime)
+        return 0 if entry is None else len(entry.using) + entry.loading
+
+    def _worked(self, entry: _Entry) -> None:
+        entry.worked_at = self._now()
+        entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
 
     def jobs(self, runtime: str, *, but: int | None = None) -> int:
         """Claims of ours that are there, without the one that asks."""
@@ -82,12 +126,14 @@ class Tenancy:
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
+            self._worked(entry)
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
         """We had it load ``model`` (by its shortest name) with these options."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loaded[model] = options
+            entry.let_go.discard(model)
 
     def serves(self, runtime: str, model: str, options: str) -> bool:
         """Whether ``model``, as it is resident there, is loaded with the options that a job needs.
@@ -100,15 +146,41 @@ class Tenancy:
 
     def is_releasing(self, runtime: str) -> bool:
         entry = self._entries.get(runtime)
-        return entry is not None and not entry.settled.is_set()
+        return entry is not None and entry.releasing > 0
 
-    def releasing(self, runtime: str, *, going: bool) -> None:
-        """A release is under way there, or has come to its end."""
+    def releases_begun(self, runtime: str) -> int:
+        """How many releases have begun there: a look from before one of them tells nothing of what it holds now."""
         entry = self._entries.get(runtime)
-        if entry is not None and going:
+        return 0 if entry is None else entry.releases
+
+    def begin_release(self, runtime: str, model: str | None) -> None:
+        """A release is under way there, of this model or of all: whoever comes waits until it has settled."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.releasing += 1
+            entry.releases += 1
             entry.settled.clear()
-        elif entry is not None:
-            entry.settled.set()
+            if model is not None:
+                entry.let_go.add(canonical(model))
+
+    def end_release(self, runtime: str) -> None:
+        """It has come to its end, whichever."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.releasing -= 1
+            if entry.releasing == 0:
+                entry.settled.set()
+
+    def stays(self, runtime: str, model: str) -> None:
+        """It was asked to let go of the model, and did not."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.let_go.discard(canonical(model))
+
+    def let_go(self, runtime: str) -> frozenset[str]:
+        """Models, by their shortest names, whose rows go because we asked: that they are missing says nothing else."""
+        entry = self._entries.get(runtime)
+        return frozenset() if entry is None else frozenset(entry.let_go)
 
     async def until_settled(self, runtime: str) -> None:
         """Wait while something is being released there: what it holds then is not what it holds now."""
@@ -123,7 +195,11 @@ class Tenancy:
         entry = self._entries.get(reading.runtime)
         if entry is None:
             return reading
-        entry.idleness = entry.idleness.read(reading, len(entry.epochs) + entry.loading)
+        if reading.resident is not None:
+            entry.let_go &= {canonical(row.model) for row in reading.resident}
+        # A look that began while a load or run of ours went on proves nothing, though that has ended by now.
+        before = entry.worked_at is not None and parse_utc(reading.read_at) <= entry.worked_at
+        entry.idleness = entry.idleness.read(reading, len(entry.using) + entry.loading + before)
         since = entry.idleness.since
         entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
         return entry.reading

@@ -448,7 +448,9 @@ class Attempt:
             if expired.name in ("first_byte", "idle"):
                 detail = f"no progress within its {expired.name} clock of {expired.clock.limit_s:g} s"
                 await suspect(self._hold, self._hold.model, Reason.DEADLINE, detail)
-            await self._prove_stopped()
+            suspicion = self.room.suspects.get(self.provider.config.name)
+            if await self._prove_stopped() and suspicion is not None:
+                self.room.work_left[self.provider.config.name] = suspicion
             return endings.expired(self._hold.so_far(), expired)
         except RuntimeFailure as failure:
             if self.stop_reason is None:

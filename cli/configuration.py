@@ -61,6 +61,18 @@ def find_config(
     return next((place for place in (cwd / FILE_NAME, folder / FILE_NAME) if place.is_file()), None)
 
 
+def current_folder() -> Path:
+    """Where relative paths of the command line start.
+
+    Raises:
+        ConfigError: somebody has removed that folder.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current folder does not exist any more: change to another one") from error
+
+
 def load_config(
     given: Path | None,
     environ: Mapping[str, str],

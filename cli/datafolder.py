@@ -71,15 +71,29 @@ def make_private(folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads (mode 0600), whole or not at all, and durably."""
+    """Write a file that only its owner reads (mode 0600), whole or not at all, and durably.
+
+    Raises:
+        FolderUnusable: it cannot be written, as where the disk is full.
+    """
     draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)  # left behind by a crash, perhaps with another mode
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    draft.replace(path)
+    with _in_words(path):
+        draft.unlink(missing_ok=True)  # left behind by a crash, perhaps with another mode
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+
+
+@contextmanager
+def _in_words(path: Path) -> Generator[None]:
+    """Let what the system refuses be said as :class:`FolderUnusable`."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderUnusable(f"{path} cannot be written: {error.strerror}", folder=str(path.parent)) from error
 
 
 @contextmanager
@@ -88,10 +102,11 @@ def hold(folder: Path, *, command: str) -> Generator[None]:
 
     Raises:
         FolderHeld: names the process that has it.
-        FolderUnusable: it belongs to somebody else, or cannot be made, or its file system has no locks.
+        FolderUnusable: it belongs to somebody else, or cannot be made or written, or its file system has no locks.
     """
     make_private(folder)
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _in_words(folder / LOCK_NAME):
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock(descriptor, folder)
         holder = Holder(
@@ -100,8 +115,9 @@ def hold(folder: Path, *, command: str) -> Generator[None]:
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             command=command,
         )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+        with _in_words(folder / LOCK_NAME):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(holder), 0)
         yield
         # The file stays: removing it would let two processes lock two files of the same name.
         os.ftruncate(descriptor, 0)

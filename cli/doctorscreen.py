@@ -6,9 +6,9 @@ import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.cli.configuration import current_folder
 from gpukeeper.cli.datafolder import data_folder
 from gpukeeper.cli.doctor import Check, run_checks
 from gpukeeper.cli.exitcodes import Exit
@@ -35,7 +35,7 @@ async def show_checks(where: Where, *, as_json: bool) -> Exit:
             where.config,
             data_folder(where.data, os.environ),
             environ=environ,
-            cwd=Path.cwd(),
+            cwd=current_folder(),
             finder=finder,
             stream_problems=streams.problems,
         )

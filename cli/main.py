@@ -56,10 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail("usage", error.format_message(), Exit.USAGE, as_json=as_json, hint=" (see --help)")
     except GpukeeperError as error:
-        if error.code == "output_closed":
-            # Nothing more may be written there, also not when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return Exit.OK
+        if error.code in ("output_closed", "output_failed"):
+            return _fail_to_say(error)
         return _fail(error.code, error.message, exit_code_of(error), as_json=as_json, fields=error.fields)
     except Exception as error:  # noqa: BLE001 - the last resort: a sentence, and how to see more
         if os.environ.get(DEBUG_VARIABLE):
@@ -75,17 +73,46 @@ def _fail(
 
     tell(f"gpuq: {one_line(message, 2000)}{hint}")
     if as_json:
-        print_json(error_document(code, message, status, fields))
+        try:
+            print_json(error_document(code, message, status, fields))
+        except GpukeeperError as error:
+            # What went wrong first is what the status says.
+            _fail_to_say(error)
     return status
+
+
+def _fail_to_say(error: GpukeeperError) -> Exit:
+    """Stdout takes no more: no error where its reader has seen enough, and one where it should have taken all."""
+    from gpukeeper.cli.printing import abandon, tell
+
+    abandon(sys.stdout)
+    if error.code == "output_closed":
+        return Exit.OK
+    tell(f"gpuq: {error.message}")
+    return exit_code_of(error)
+
+
+def _open_what_is_closed() -> None:
+    """Stand in for streams that the program was started without, before a socket or file takes their number.
+
+    Python has none then: errors would go to stdout, and what reads or writes there would find no stream at all.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until Python ends
 
 
 def run() -> None:
     """Entry point of the program."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             # A terminal that cannot show a character shows its escape instead of an error.
             reconfigure(errors="backslashreplace")
+            if stream is sys.stdout and not stream.isatty():
+                # JSON is UTF-8 whatever the locale says, and what a model wrote goes into a file as it is.
+                reconfigure(encoding="utf-8")
     sys.exit(main())
 
 

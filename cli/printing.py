@@ -6,10 +6,11 @@ characters are shown as escapes, so that no text moves the cursor, changes colou
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
@@ -50,11 +51,23 @@ class OutputClosed(GpukeeperError):
     code = "output_closed"
 
 
+class OutputFailed(GpukeeperError):
+    """Stdout cannot be written to."""
+
+    code = "output_failed"
+
+
+def abandon(stream: TextIO) -> None:
+    """Write nothing more there, also not what is still buffered when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def say(line: str) -> None:
     """One line on stdout. Whatever others wrote in it must have gone through :func:`one_line`.
 
     Raises:
         OutputClosed: nobody reads any more.
+        OutputFailed: it cannot be written, as where a disk is full.
     """
     _write(line + "\n")
 
@@ -65,11 +78,19 @@ def _write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise OutputClosed from None
+    except OSError as error:
+        raise OutputFailed(f"the output cannot be written: {error.strerror}", reason=error.strerror) from error
 
 
 def tell(line: str) -> None:
-    """One line on stderr, for people: scripts read stdout."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+    """One line on stderr, for people: scripts read stdout.
+
+    Where stderr cannot be written to, there is nowhere to say so, and what a command does must not depend on it.
+    """
+    try:
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    except OSError:
+        abandon(sys.stderr)
 
 
 def write_text(text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import nats.errors
 
 from gpukeeper.cli.access import nats_settings
-from gpukeeper.cli.configuration import Loaded, load_config
+from gpukeeper.cli.configuration import Loaded, current_folder, load_config
 from gpukeeper.cli.datafolder import data_folder
 from gpukeeper.cli.logs import log_to_stderr
 from gpukeeper.cli.options import Where
@@ -87,7 +87,7 @@ def load_where(where: Where, environ: Mapping[str, str]) -> tuple[Loaded, Path]:
     Raises:
         ConfigError: names the file, the path, the value and what would be right.
     """
-    loaded = load_config(where.config, environ, cwd=Path.cwd(), nats_url=where.nats)
+    loaded = load_config(where.config, environ, cwd=current_folder(), nats_url=where.nats)
     return loaded, data_folder(where.data, environ)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -134,8 +134,10 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         if device.source == "static" and device.total_mb is None:
             yield Problem(f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device")
     for place, runtime in enumerate(config.runtimes):
-        parts = urlsplit(runtime.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if "@" in runtime.url:
+            # Neither is it shown here: the URL stands in the log, which keeps it for ever, and on every screen.
+            yield Problem(f"runtimes[{place}].url", "http://...@...", "no secret: everybody can read it in the log")
+        elif not _leads_somewhere(runtime.url, ("http", "https")):
             yield Problem(f"runtimes[{place}].url", runtime.url, "a URL such as http://127.0.0.1:11434")
         if not config.agent.find_devices:
             for unknown in (each for each in runtime.devices if each not in declared):
@@ -153,13 +155,21 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         )
 
 
+def _leads_somewhere(url: str, schemes: Container[str]) -> bool:
+    """Whether ``url`` names a host, and a port that can be one."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
+    except ValueError:  # brackets without a pair, or a port that is no number or too large
+        return False
+
+
 def _nats_problems(nats: NatsConfig) -> Iterator[Problem]:
     for url in () if nats.url is None else nats.url.split(","):
-        parts = urlsplit(url.strip())
-        if parts.username is not None or parts.password is not None:
+        if "@" in url:
             # The URL is shown in logs and on pages, so the value is left out here too.
-            yield Problem("nats.url", f"{parts.scheme}://...@...", "no secret: use user and password_file")
-        elif parts.scheme not in NATS_SCHEMES or not parts.hostname:
+            yield Problem("nats.url", "nats://...@...", "no secret: use user and password_file")
+        elif not _leads_somewhere(url.strip(), NATS_SCHEMES):
             yield Problem("nats.url", url, f"a URL of {', '.join(NATS_SCHEMES)}, such as nats://127.0.0.1:4222")
     if (nats.user is None) != (nats.password_file is None):
         missing = "nats.user" if nats.user is None else "nats.password_file"

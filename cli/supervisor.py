@@ -15,13 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.cli.errors import exit_code_of
+from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.processes import BoundedLog, Child
 from gpukeeper.cli.restarts import RestartPolicy, restart_delay_s
 from gpukeeper.events.errors import GpukeeperError
 
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_AT_ONCE = 130
 _LAST_LINES = 10
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -67,7 +66,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._failed = False
+        self._failed: Exit | None = None
 
     def stop(self, *, at_once: bool = False) -> None:
         """Ask :meth:`run` to stop everything, the last part first; ``at_once`` leaves nobody time to finish."""
@@ -75,8 +74,8 @@ class Supervisor:
         if at_once:
             self._at_once.set()
 
-    async def run(self) -> int:
-        """Run until stopped; return the exit status of the whole: 0, 1 after a failure, 130 after a stop at once.
+    async def run(self) -> Exit:
+        """Run until stopped; return the exit status of the whole, which tells a failure and a stop at once.
 
         SIGTERM, SIGINT and SIGHUP (but under ``nohup``) stop it; a further SIGINT at once. May be called once.
 
@@ -102,9 +101,9 @@ class Supervisor:
             self._own_log.close()
         if problems:
             raise problems[0]
-        if self._failed:
-            return EXIT_FAILED
-        return EXIT_AT_ONCE if self._at_once.is_set() else EXIT_STOPPED
+        if self._failed is not None:
+            return self._failed
+        return Exit.INTERRUPTED if self._at_once.is_set() else Exit.OK
 
     async def _start(self, keepers: Sequence[_Keeper]) -> None:
         for keeper in keepers:
@@ -125,9 +124,9 @@ class Supervisor:
 
     # --- what a keeper needs of the whole
 
-    def fail(self, sentence: str, last_lines: Sequence[str]) -> None:
-        """A part cannot be kept running: stop everything."""
-        self._failed = True
+    def fail(self, sentence: str, last_lines: Sequence[str], status: Exit) -> None:
+        """A part cannot be kept running: stop everything. Of several, the first decides about the status."""
+        self._failed = self._failed or status
         self.say(sentence)
         for line in last_lines[-_LAST_LINES:]:
             self.say(f"  {line}")
@@ -192,12 +191,13 @@ class _Keeper:
             now = time.monotonic()
             deaths = [death for death in deaths if now - death <= policy.window_s] + [now]
             delay_s = restart_delay_s(deaths, now, policy)
+            status = exit_code_of(how) if isinstance(how, GpukeeperError) else Exit.MISCONFIGURED
             if isinstance(how, GpukeeperError) and not how.retryable:
-                self._whole.fail(f"{self._part.name}: {how}", self._log.tail())
+                self._whole.fail(f"{self._part.name}: {how}", self._log.tail(), status)
                 break
             if delay_s is None:
                 often = f"{len(deaths)} times in {policy.window_s:g} s"
-                self._whole.fail(f"{self._part.name}: {how}, {often}; its last lines:", self._log.tail())
+                self._whole.fail(f"{self._part.name}: {how}, {often}; its last lines:", self._log.tail(), status)
                 break
             self._whole.say(f"{self._part.name}: {how}; starting it again in {delay_s:g} s")
             await _first(self._may_stop.wait(), timeout_s=delay_s)

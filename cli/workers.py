@@ -21,7 +21,7 @@ import structlog
 import uvloop
 
 from gpukeeper.cli.access import nats_settings
-from gpukeeper.cli.configuration import Loaded, load_config
+from gpukeeper.cli.configuration import Loaded, current_folder, load_config
 from gpukeeper.cli.datafolder import data_folder
 from gpukeeper.cli.errors import exit_code_of
 from gpukeeper.cli.exitcodes import Exit
@@ -156,7 +156,7 @@ def run_worker(
     configure_logging(verbose=verbose)
 
     async def main() -> None:
-        loaded = load_config(config, os.environ, cwd=Path.cwd(), nats_url=nats_url)
+        loaded = load_config(config, os.environ, cwd=current_folder(), nats_url=nats_url)
         folder = data_folder(data, os.environ)
         stop = asyncio.Event()
         await until_signalled(stop)

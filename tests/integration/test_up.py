@@ -14,6 +14,7 @@ import pytest
 
 from gpukeeper.cli.configuration import Loaded
 from gpukeeper.cli.credentials import load_credentials
+from gpukeeper.cli.exitcodes import Exit
 from gpukeeper.cli.processes import Child
 from gpukeeper.cli.restarts import RestartPolicy
 from gpukeeper.cli.siteconfig import NatsConfig, SiteConfig
@@ -135,7 +136,7 @@ async def test_a_part_that_keeps_dying_ends_the_whole_with_its_last_lines(tmp_pa
     broken = Part(name="agent", argv=(sys.executable, "-I", "-c", "print('no GPU here'); raise SystemExit(3)"))
     whole = start(tmp_path, part(tmp_path, "nats"), broken)
 
-    assert await whole.result() == 1
+    assert await whole.result() == Exit.MISCONFIGURED
     assert [line.partition(" ")[2] for line in whole.said] == [
         "agent: ended with status 3; starting it again in 0.001 s",
         "agent: ended with status 3; starting it again in 0.001 s",
@@ -148,6 +149,8 @@ async def test_a_part_that_keeps_dying_ends_the_whole_with_its_last_lines(tmp_pa
 
 class Hopeless(GpukeeperError):
     """Trying again will not help."""
+
+    code = "server_failed"
 
 
 class Hopeful(GpukeeperError):
@@ -162,7 +165,7 @@ async def test_a_part_that_can_never_be_ready_ends_the_whole_at_once(tmp_path: P
 
     whole = start(tmp_path, part(tmp_path, "nats", ready=ready), part(tmp_path, "agent"))
 
-    assert await whole.result() == 1
+    assert await whole.result() == Exit.UNAVAILABLE
     assert next(line.partition(" ")[2] for line in whole.said) == "nats: the store is damaged"
     assert pids(tmp_path, "agent") == []
 

@@ -43,6 +43,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # A timer is due when the clock is this close to it: finer than a float tells apart would never be reached.
         self._clock_resolution = 1e-6
 
+    def be_early(self, by_s: float) -> None:
+        """Let timers be due so long before their time where the loop is awake then, as those of coarse clocks are."""
+        self._clock_resolution = by_s
+
     def time(self) -> float:
         return self._jumping.passed_s
 

@@ -24,7 +24,7 @@ from gpukeeper.projections.job import Phase
 from support.bench import Bench, WatchedLog
 from support.history import clocks
 from support.scripted import MB, done
-from support.virtual_time import in_virtual_time
+from support.virtual_time import VirtualLoop, in_virtual_time
 
 WHOLE = ["Admitted", "PlacementVerified", "Started", "Succeeded"]
 
@@ -468,6 +468,18 @@ async def test_each_clock_of_a_run_names_itself(
     assert await bench.ends() == ["Expired"]
     assert len(bench.runtime.cuts) == 1
     assert await bench.device_told() == ["Claimed", "Released"]
+
+
+@in_virtual_time
+async def test_a_clock_whose_timer_is_due_a_little_early_names_itself() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.be_early(0.002)
+    bench = Bench()
+    bench.runtime.steps = [4.999, "x", 100.0, done()]
+    await bench.run(clocks=clocks(run=5, idle=50))
+
+    assert (await bench.one(facts.Expired)).clock == "run"
 
 
 @in_virtual_time

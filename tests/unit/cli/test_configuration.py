@@ -65,6 +65,9 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ('[[devices]]\nid = "c"\n' * 2, r'devices\[1\].id = "c": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\nsource = "static"', r"devices\[0\].total_mb: missing: must be a capacity"),
         (RUNTIME.replace("http:", "ftp:"), r'runtimes\[0\].url = "ftp://127.0.0.1:1": must be a URL such as'),
+        (RUNTIME.replace("127.0.0.1:1", "[::1"), r'runtimes\[0\].url = "http://\[::1": must be a URL such as'),
+        (RUNTIME.replace(":1", ":99999"), r'runtimes\[0\].url = "http://127.0.0.1:99999": must be a URL such as'),
+        (RUNTIME.replace("127.0", "127 0"), r'runtimes\[0\].url = "http://127 0.0.1:1": must be a URL such as'),
         (
             "[agent]\nfind_devices = false\n" + RUNTIME + 'devices = ["cpu"]',
             r'runtimes\[0\].devices = "cpu": must be the id of a declared device',
@@ -76,6 +79,9 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
         ('[server]\nsync_interval = "0s"', r'server.sync_interval = "0s": must be "always", or a time'),
         ("[server]\nport = 65536", r"server.port = 65536: expected integer <= 65535"),
         ('[nats]\nurl = "http://a"', r'nats.url = "http://a": must be a URL of nats, tls, ws, wss'),
+        ('[nats]\nurl = "nats://[::1"', r'nats.url = "nats://\[::1": must be a URL of nats'),
+        ('[nats]\nurl = "nats://a:b"', r'nats.url = "nats://a:b": must be a URL of nats'),
+        ('[nats]\nurl = "nats://a:99999"', r'nats.url = "nats://a:99999": must be a URL of nats'),
         ('[nats]\nurl = "nats://a,b"', r'nats.url = "b": must be a URL of nats, tls, ws, wss'),
         (
             '[nats]\nurl = "nats://a"\nuser = "a"',
@@ -109,6 +115,8 @@ def test_an_error_names_the_file_the_place_and_what_would_be_right(text: str, wo
         '[nats]\npassword = "hunter2',
         '[nats]\nurl = "nats://me:hunter2@127.0.0.1:4222"',
         '[nats]\nurl = "nats://hunter2@127.0.0.1:4222"',
+        '[nats]\nurl = "nats://me:hunter2@[::1"',
+        RUNTIME.replace("http://", "http://me:hunter2@"),
     ],
 )
 def test_an_error_never_repeats_a_secret(text: str) -> None:

@@ -76,6 +76,18 @@ def test_a_file_in_the_place_of_the_folder_is_refused_in_words(tmp_path: Path) -
         make_private(tmp_path / "data")
 
 
+def test_what_cannot_be_written_in_the_folder_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).mkdir()
+
+    with (
+        pytest.raises(FolderUnusable, match=f"{LOCK_NAME} cannot be written: Is a directory"),
+        hold(tmp_path, command="x"),
+    ):
+        pass
+    with pytest.raises(FolderUnusable, match="secret cannot be written: No such file or directory"):
+        write_private(tmp_path / "missing" / "secret", b"")
+
+
 def test_a_private_file_is_private_whatever_was_there_and_whatever_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     for leftover in (path, tmp_path / "secret.new"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,73 @@ def test_the_program_is_a_process_with_the_exit_code_and_shows_what_a_terminal_c
 
     assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert done.stderr == "gpuq: ID: '\\u2603' must be 1 to 64 of A-Z a-z 0-9 _ -\n"
+
+
+PROGRAM = (sys.executable, "-P", "-m", "gpukeeper.cli.main")
+WRONG = ("status", "not an id", "--json")
+
+
+def in_shell(redirections: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process whose streams the shell has redirected."""
+    script = f'"$@" {redirections}'
+    argv = ("sh", "-c", script, "sh", *PROGRAM, *arguments)
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment())
+
+
+def broken_pipe() -> int:
+    """The end to write to of a pipe that nobody reads."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    return write_end
+
+
+def test_an_error_that_nobody_reads_is_still_its_exit_code() -> None:
+    end = broken_pipe()
+    stdout_gone = subprocess.run([*PROGRAM, *WRONG], stdout=end, stderr=subprocess.PIPE, check=False, env=environment())
+    both_gone = subprocess.run([*PROGRAM, *WRONG], stdout=end, stderr=end, check=False, env=environment())
+    os.close(end)
+
+    assert (stdout_gone.returncode, both_gone.returncode) == (Exit.USAGE, Exit.USAGE)
+    assert stdout_gone.stderr.startswith(b"gpuq: ID: ")
+    assert stdout_gone.stderr.count(b"\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_one_sentence_and_exit_code_7() -> None:
+    done, wrong = in_shell(">/dev/full", "version", "--json"), in_shell(">/dev/full", *WRONG)
+    silent = in_shell("2>/dev/full", *WRONG)
+
+    assert (done.returncode, wrong.returncode, silent.returncode) == (Exit.MISCONFIGURED, Exit.USAGE, Exit.USAGE)
+    assert done.stderr == "gpuq: the output cannot be written: No space left on device\n"
+    assert wrong.stderr.count("\n") == 2
+    assert json.loads(silent.stdout)["error"]["exit"] == Exit.USAGE
+
+
+def test_json_in_a_pipe_is_utf8_whatever_the_locale_can_say() -> None:
+    argv = [*PROGRAM, "status", "\N{LATIN SMALL LETTER U WITH DIAERESIS}\N{SNOWMAN}", "--json"]
+    done = subprocess.run(
+        argv, capture_output=True, check=False, env=environment() | {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    )
+
+    assert "\N{LATIN SMALL LETTER U WITH DIAERESIS}\N{SNOWMAN}" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_current_folder_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = 'cd "$1" && rmdir "$1" && shift && "$@"'
+    argv = ("sh", "-c", script, "sh", str(folder), *PROGRAM, "status", "a")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment())
+
+    assert done.returncode == Exit.MISCONFIGURED
+    assert done.stderr == "gpuq: the current folder does not exist any more: change to another one\n"
+
+
+def test_a_program_without_standard_streams_does_what_it_is_told() -> None:
+    done, wrong = in_shell(">&- 2>&- <&-", "version"), in_shell("2>&-", *WRONG)
+
+    assert (done.returncode, wrong.returncode) == (Exit.OK, Exit.USAGE)
+    assert json.loads(wrong.stdout)["error"]["exit"] == Exit.USAGE
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ What each step rests on:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -24,6 +25,7 @@ import structlog
 from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, late_result
+from gpukeeper.agents.fetching import fetch_missing, wants_fetch
 from gpukeeper.agents.hold import Hold
 from gpukeeper.agents.preparing import Evidence, Preparation, suspect
 from gpukeeper.agents.room import HostRoom, Slot
@@ -64,6 +66,8 @@ class Stop(StrEnum):
     PREEMPT = "preempt"
     FENCED = "fenced"
     DEVICE_LOST = "device_lost"
+    #: Somebody else ended the job before it was admitted.
+    ENDED = "ended"
 
 
 async def _end_all(tasks: tuple[asyncio.Task[Any], ...]) -> None:
@@ -100,7 +104,7 @@ class Attempt:
         self._held = self._hold.job
         self._preparation = Preparation(self._hold, wanted=lambda: self.stop_reason is None)
         self._run = Run(self._hold)
-        self._work_task: asyncio.Task[Fact] | None = None
+        self._work_task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -219,14 +223,15 @@ class Attempt:
             if isinstance(body, BodyMissing):
                 await self._end(endings.failed(self._hold.so_far(), Reason.BODY_MISSING, body.detail))
                 return
-            evidence = await self._evidence(body, look, readings, asked_at)
-            if not await self._admit(body, evidence):
+            evidence = await self._fetched(body, await self._evidence(body, look, readings, asked_at))
+            if evidence is None or not await self._admit(body, evidence):
                 return
-            self._work_task = asyncio.create_task(self._work(body, evidence))
+            work = self._work_task = asyncio.create_task(self._work(body, evidence))
             if self.stop_reason is not None:
                 self._work_task.cancel()
-            end = await self._outcome(self._work_task)
+            end = await self._outcome(work)
             await self._end(end)
+            await self._recheck(body)
             if isinstance(end, facts.Succeeded):
                 await self._settle_model(body)
         except CancelWanted as wanted:
@@ -256,7 +261,9 @@ class Attempt:
         if tenancy.is_releasing(name):
             await tenancy.until_settled(name)
         elif asyncio.get_running_loop().time() - asked_at <= _EVIDENCE_AGE_MAX_S:
-            return self._preparation.evidence(body, look, readings)
+            evidence = self._preparation.evidence(body, look, readings)
+            if evidence.disputed is None:
+                return evidence
         return await self._preparation.look(body)
 
     def _begin_watch(self) -> None:
@@ -279,17 +286,58 @@ class Attempt:
         if isinstance(fact, facts.CancelRequested):
             self._held.cancel = fact
             self.stop(Stop.CANCEL)
+        elif isinstance(fact, facts.ENDS) and self._hold.phase == "provisioning":
+            self.stop(Stop.ENDED)
 
     # --- admission
+
+    async def _fetched(self, body: Body, evidence: Evidence) -> Evidence | None:
+        """What the admission rests on once the runtime has the model; None where the job has ended instead.
+
+        Raises:
+            Superseded: the attempt was stopped, or the job ended, while the model was fetched.
+            CancelWanted: a wish for the job's end was heard meanwhile.
+        """
+        _, decision = await self._decision(body, evidence)
+        if not wants_fetch(self._hold, evidence, decision):
+            return evidence
+        self._hold.phase = "provisioning"
+        fetch = self._work_task = asyncio.create_task(fetch_missing(self._hold, body))
+        try:
+            fetched = await asyncio.shield(fetch)
+        except asyncio.CancelledError:
+            if not fetch.cancelled():
+                # The whole agent is being torn down.
+                fetch.cancel()
+                raise
+            if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
+                raise CancelWanted(self._held.cancel) from None
+            raise Superseded(f"stopped while its model was fetched: {self.stop_reason}") from None
+        except ClockExpired as expired:
+            await self._end(endings.expired(self._hold.so_far(), expired))
+            return None
+        except RuntimeFailure as failure:
+            await self._end(endings.failed(self._hold.so_far(), failure.reason, failure.detail, status=failure.status))
+            return None
+        finally:
+            self._work_task = None
+        if self.stop_reason is not None:
+            raise Superseded(f"stopped before admission: {self.stop_reason}")
+        self._hold.phase = "claimed"
+        return await self._preparation.look(body) if fetched else evidence
+
+    async def _decision(self, body: Body, evidence: Evidence) -> tuple[Need | None, Decision]:
+        """What the model takes, and whether it may use the device."""
+        need = await self._need(body, evidence)
+        left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
+        return need, self._decide(need, evidence, left)
 
     async def _admit(self, body: Body, evidence: Evidence) -> bool:
         """Decide on live readings, and take the right to execute. False: denied, and said so."""
         look, reading, resident = evidence.look, evidence.readings[0], evidence.row is not None
-        need = await self._need(body, evidence)
-        left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
+        need, decision = await self._decision(body, evidence)
         if self.stop_reason is Stop.FENCED:
             raise Superseded(_FENCED)
-        decision = self._decide(need, evidence, left)
         admission = decision.admission
         stays = () if decision.plan is None else decision.plan.considered
         told: dict[str, Any] = {
@@ -321,6 +369,8 @@ class Attempt:
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
             reserve_mb, detail = admission.reserve_mb, admission.detail
+        if resident:
+            self._preparation.in_use(body)
         if reserve_mb:
             self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, now())
         self._hold.need = need
@@ -372,6 +422,8 @@ class Attempt:
         if look.resident is None:
             # Not knowing what it holds is not the same as its holding nothing.
             return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
+        if evidence.disputed is not None:
+            return deny(Reason.RESIDENCY_UNKNOWN, evidence.disputed)
         block = self.room.still_blocked(reading)
         return decide(
             Question(
@@ -439,6 +491,7 @@ class Attempt:
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
+        self._preparation.in_use(body, asked=True)
         return await self._run.execute(body, self._stay(body))
 
     def _stay(self, body: Body) -> Stay:
@@ -450,6 +503,15 @@ class Attempt:
             keep_alive_s=config.keep_alive_s,
             pinned=is_pinned(pins, body.model),
         )
+
+    async def _recheck(self, body: Body) -> None:
+        """After a long run: whether the model still sits where it was proven to sit. Changes nothing about the job."""
+        began_s = self._hold.run_began_s
+        if began_s is None or self.stop_reason is not None:
+            return
+        ran_s = time.monotonic() - began_s
+        if ran_s >= self.room.recheck_after_s:
+            await self._preparation.recheck(body, ran_s)
 
     async def _settle_model(self, body: Body) -> None:
         """What the residency policy asks for now that the job has ended. What fails is told, and changes no end."""
@@ -470,11 +532,11 @@ class Attempt:
         tenancy.releasing(name, going=True)
         try:
             look = await self.room.residency(self.provider)
-            if look.resident is not None and self.provider.find(look, body.model) is None:
-                # The runtime unloaded it by itself, as the run had told it to.
-                return
-            async with asyncio.timeout(self.provider.config.release_timeout_s):
-                await self.provider.release(body.model if self.provider.releases == "model" else None)
+            if look.resident is None or self.provider.find(look, body.model) is not None:
+                async with asyncio.timeout(self.provider.config.release_timeout_s):
+                    await self.provider.release(body.model if self.provider.releases == "model" else None)
+            # Otherwise it unloaded the model by itself, as the run had told it to.
+            tenancy.let_go(name)
         except (RuntimeFailure, TimeoutError) as failure:
             _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=str(failure))
             return

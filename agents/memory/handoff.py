@@ -248,6 +248,7 @@ class Handoff:
             return await self._failed(device, owner, generation, Reason.OWNER_BUSY, detail, before, began_s, asker)
         settling = Settling(before_mb=before.free_mb or 0, promised_mb=owner.held_mb or 0, wanted_mb=wanted_mb)
         try:
+            room.tenancy.let_go(owner.runtime)
             async with asyncio.timeout(provider.config.release_timeout_s):
                 await provider.release(owner.model)
                 await self._settle(device, settling)
@@ -257,6 +258,7 @@ class Handoff:
         except TimeoutError:
             if not settling.yielded:
                 return await self._blocked(device, owner, provider, generation, settling, began_s, asker)
+        room.tenancy.let_go(owner.runtime)
         reclaimed = facts.Reclaimed(
             host=room.host,
             device=device.id,

@@ -6,21 +6,43 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
+import msgspec
 from msgspec.structs import replace
 
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.capacity.idleness import Idleness
 from gpukeeper.capacity.owners import Tenant
-from gpukeeper.events.instants import utc_text
+from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import RuntimeReading
 from gpukeeper.projections.host import ALL
 
 
+class Use(msgspec.Struct, frozen=True):
+    """A resident model that a job of ours rests on."""
+
+    #: By its shortest name.
+    model: str
+    options: str
+    #: Its request is on the way: from now on the runtime itself knows that the model is in use.
+    asked: bool = False
+
+
 class _Entry:
     """One registered runtime."""
 
-    __slots__ = ("epochs", "grace_s", "idleness", "loaded", "loading", "provider", "reading", "settled")
+    __slots__ = (
+        "changed_at",
+        "epochs",
+        "grace_s",
+        "idleness",
+        "loaded",
+        "loading",
+        "provider",
+        "reading",
+        "settled",
+        "uses",
+    )
 
     def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
         self.provider = provider
@@ -32,6 +54,10 @@ class _Entry:
         self.loading = 0
         #: The options that each model was loaded with last, by its shortest name, where we loaded it.
         self.loaded: dict[str, str] = {}
+        #: When we last had it load something or let go of something.
+        self.changed_at: datetime | None = None
+        #: What each claim's job has in use, from when it was seen to be there until the claim ends.
+        self.uses: dict[int, Use] = {}
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
@@ -43,6 +69,8 @@ class Tenancy:
     def __init__(self, *, now: Callable[[], datetime]) -> None:
         self._now = now
         self._entries: dict[str, _Entry] = {}
+        #: Set, and replaced, whenever a job's use of a model changes.
+        self._uses_changed = asyncio.Event()
 
     def register(self, provider: Provider, *, grace_s: float, gap_max_s: float) -> None:
         """From now on it may be asked to let go, by the rules; what is not registered is never touched."""
@@ -71,6 +99,44 @@ class Tenancy:
         if entry is not None:
             entry.epochs.discard(epoch)
             entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+            if entry.uses.pop(epoch, None) is not None:
+                self._tell_uses()
+
+    def use(self, runtime: str, epoch: int, model: str, options: str, *, asked: bool = False) -> None:
+        """The job of ``epoch`` rests on this model's being there as it is, until it leaves."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.uses[epoch] = Use(canonical(model), options, asked)
+            self._tell_uses()
+
+    def _tell_uses(self) -> None:
+        told, self._uses_changed = self._uses_changed, asyncio.Event()
+        told.set()
+
+    def in_use(self, runtime: str, model: str, *, but: int) -> bool:
+        """Whether a job of ours, but for this one, rests on the model."""
+        entry = self._entries.get(runtime)
+        name = canonical(model)
+        return entry is not None and any(epoch != but and use.model == name for epoch, use in entry.uses.items())
+
+    def load_would_harm(self, runtime: str, model: str, options: str, *, but: int) -> bool:
+        """Whether a load there would take away what another job of ours rests on.
+
+        One with other options replaces a model, also while it works. What no request has reached yet, a runtime takes
+        for idle: it may throw it out for any other model.
+        """
+        entry = self._entries.get(runtime)
+        name = canonical(model)
+        return entry is not None and any(
+            (use.model == name and use.options != options) if use.asked else (use.model, use.options) != (name, options)
+            for epoch, use in entry.uses.items()
+            if epoch != but
+        )
+
+    async def until_harmless(self, runtime: str, model: str, options: str, *, but: int) -> None:
+        """Wait while a load would harm. Who waits holds the turn: nobody else's load begins meanwhile."""
+        while self.load_would_harm(runtime, model, options, but=but):
+            await self._uses_changed.wait()
 
     def jobs(self, runtime: str, *, but: int | None = None) -> int:
         """Claims of ours that are there, without the one that asks."""
@@ -82,6 +148,7 @@ class Tenancy:
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
+            entry.changed_at = self._now()
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
         """We had it load ``model`` (by its shortest name) with these options."""
@@ -133,6 +200,31 @@ class Tenancy:
         entry = self._entries.get(runtime)
         return None if entry is None else entry.reading
 
+    def let_go(self, runtime: str) -> None:
+        """It let go of something for us: what it was seen to hold before is no longer expected there."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.changed_at = self._now()
+
+    def why_expected(self, provider: Provider, model: str, *, but: int) -> str | None:
+        """Why a look that does not list ``model`` is no proof that it is gone, in words; None where it may be.
+
+        Busy models are missing from a look or two (BASTION 0.4.1).
+        """
+        entry = self._entries.get(provider.config.name)
+        if entry is None:
+            return None
+        if self.in_use(provider.config.name, model, but=but):
+            return "a job of ours uses it"
+        reading = entry.reading
+        row = None if reading is None else provider.find(reading, model)
+        if reading is None or row is None or row.stopping or _is_over(row.expires_at, self._now()):
+            return None
+        if entry.changed_at is not None and parse_utc(reading.read_at) <= entry.changed_at:
+            # What we load or let go of may push out other things.
+            return None
+        return f"it was listed at {reading.read_at}"
+
     def tenants(
         self, devices: Iterable[str], pins: Mapping[str, tuple[str, ...]], *, but: int | None = None
     ) -> tuple[Tenant, ...]:
@@ -158,3 +250,13 @@ class Tenancy:
             )
             for name, entry in self._entries.items()
         )
+
+
+def _is_over(ends_at: str | None, now: datetime) -> bool:
+    """Whether a stay has ended; one without an end, or whose end cannot be told, has not."""
+    if ends_at is None:
+        return False
+    try:
+        return parse_utc(ends_at) <= now
+    except (ValueError, OverflowError):
+        return False

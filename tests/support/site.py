@@ -128,6 +128,8 @@ class Served(msgspec.Struct, frozen=True):
     name: str
     provider: str
     server: FakeServer
+    #: What its entry in the registry says besides.
+    settings: Mapping[str, object] = {}
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -297,7 +299,9 @@ class Site:
             }
             for fake in self.fakes
         ]
-        runtimes += [{"name": one.name, "provider": one.provider, "url": one.server.url} for one in self.served]
+        runtimes += [
+            {"name": one.name, "provider": one.provider, "url": one.server.url, **one.settings} for one in self.served
+        ]
         parts = [f"[{name}]\n{_lines(values)}" for name, values in sections.items()]
         parts += [f"[[devices]]\n{_lines(values)}" for values in self.devices]
         parts += [f"[[runtimes]]\n{_lines(values)}" for values in runtimes]

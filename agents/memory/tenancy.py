@@ -62,6 +62,15 @@ class _Entry:
         self.settled = asyncio.Event()
         self.settled.set()
 
+    @property
+    def working(self) -> int:
+        """Loads of ours, and jobs of ours that rest on a model here."""
+        return self.loading + len(self.uses)
+
+    def works(self) -> None:
+        """We have it do something, or had until now: whatever idleness was proven is over."""
+        self.idleness = Idleness(gap_max_s=self.idleness.gap_max_s)
+
 
 class Tenancy:
     """The registered runtimes as owners of memory. Single-threaded, like all of a room."""
@@ -88,25 +97,30 @@ class Tenancy:
     # --- use
 
     def enter(self, runtime: str, epoch: int) -> None:
-        """A job of ours is about to load or run there: whatever idleness was proven is over."""
+        """A job of ours is about to load or run there: nothing is released there for anybody else.
+
+        It has not touched the runtime yet, so what was proven of its idleness stays: else a job could never get the
+        memory that another model of its own runtime holds.
+        """
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.epochs.add(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
 
     def leave(self, runtime: str, epoch: int) -> None:
         entry = self._entries.get(runtime)
-        if entry is not None:
-            entry.epochs.discard(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
-            if entry.uses.pop(epoch, None) is not None:
-                self._tell_uses()
+        if entry is None:
+            return
+        entry.epochs.discard(epoch)
+        if entry.uses.pop(epoch, None) is not None:
+            entry.works()
+            self._tell_uses()
 
     def use(self, runtime: str, epoch: int, model: str, options: str, *, asked: bool = False) -> None:
         """The job of ``epoch`` rests on this model's being there as it is, until it leaves."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.uses[epoch] = Use(canonical(model), options, asked)
+            entry.works()
             self._tell_uses()
 
     def _tell_uses(self) -> None:
@@ -143,11 +157,17 @@ class Tenancy:
         entry = self._entries.get(runtime)
         return 0 if entry is None else len(entry.epochs - {but})
 
+    def working(self, runtime: str) -> int:
+        """Loads and jobs of ours that have it do something now. A claim that only waits for room is none."""
+        entry = self._entries.get(runtime)
+        return 0 if entry is None else entry.working
+
     def loading(self, runtime: str, change: int) -> None:
         """A load or a fetch begins (+1) or has ended (-1) there."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
+            entry.works()
             entry.changed_at = self._now()
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
@@ -190,7 +210,7 @@ class Tenancy:
         entry = self._entries.get(reading.runtime)
         if entry is None:
             return reading
-        entry.idleness = entry.idleness.read(reading, len(entry.epochs) + entry.loading)
+        entry.idleness = entry.idleness.read(reading, entry.working)
         since = entry.idleness.since
         entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
         return entry.reading

@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 # The root holds folders named like common packages: keep it off sys.path.
 export PYTHONSAFEPATH := 1
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench gpu-check clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gpukeeper needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
@@ -36,6 +36,9 @@ docs: $(VENV)/.installed ## Generate the reference under docs/ again
 
 bench: $(VENV)/.installed ## Measure speed as ratios within one run; writes build/bench.json
 	$(BIN)/python -P benchmarks/run.py
+
+gpu-check: $(VENV)/.installed ## Check reader and admission against a real NVIDIA GPU; needs no network
+	$(BIN)/python -P benchmarks/gpu_check.py
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ What each step rests on:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -25,7 +26,7 @@ import structlog
 from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, late_result
-from gpukeeper.agents.fetching import fetch_missing, wants_fetch
+from gpukeeper.agents.fetching import fetch_missing, may_fetch, worth_fetching
 from gpukeeper.agents.hold import Hold
 from gpukeeper.agents.preparing import Evidence, Preparation, suspect
 from gpukeeper.agents.room import HostRoom, Slot
@@ -39,7 +40,6 @@ from gpukeeper.capacity.decision import Decision, Question, decide
 from gpukeeper.capacity.need import Need, which_need
 from gpukeeper.capacity.residency import Stay, stay_of
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import Claimed, Considered, Released
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
@@ -91,6 +91,7 @@ class Attempt:
         route: PendingRoute,
         slot: Slot,
         provider: Provider,
+        more: Sequence[Slot] = (),
     ) -> None:
         self.room = room
         self.route = route
@@ -100,7 +101,7 @@ class Attempt:
         self._stop_detail = ""
         #: The claim is being given back.
         self.released = False
-        self._hold = Hold(room, route, slot, provider)
+        self._hold = Hold(room, route, slot, provider, more)
         self._held = self._hold.job
         self._preparation = Preparation(self._hold, wanted=lambda: self.stop_reason is None)
         self._run = Run(self._hold)
@@ -120,9 +121,19 @@ class Attempt:
     def tokens(self) -> int:
         return self._hold.tokens
 
-    def beat(self) -> ClaimBeat | None:
-        """What heartbeats say about this claim; None before it is one."""
-        return self._hold.beat()
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All slots that were taken for it, on one device each."""
+        return (self.slot, *self._hold.more)
+
+    @property
+    def claims(self) -> tuple[tuple[str, int], ...]:
+        """Its claims, as (device, epoch)."""
+        return tuple((slot.device.id, epoch) for slot, epoch in self._hold.claims)
+
+    def beats(self) -> list[ClaimBeat]:
+        """What heartbeats say about its claims; nothing before it has one."""
+        return self._hold.beats()
 
     @property
     def looked_during_run(self) -> bool:
@@ -149,6 +160,7 @@ class Attempt:
         Cancelling it is for an agent that is torn down: the claim stays, and whoever comes next ends it.
         """
         asked_at = asyncio.get_running_loop().time()
+        releases = self.room.tenancy.releases_begun(self.provider.config.name)
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
@@ -159,6 +171,9 @@ class Attempt:
             try:
                 body = await body_task
                 look, readings = await look_task, await read_task
+                if self.room.tenancy.releases_begun(self.provider.config.name) != releases:
+                    # Something was, or is, let go of: what was seen before that is too old for anything.
+                    asked_at = -math.inf
                 await self._while_held(body, look, readings, asked_at)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._hold.context(), why=error.message)
@@ -182,35 +197,48 @@ class Attempt:
             _log.warning("attempt_fault_not_recorded", **self._hold.context(), why=error.message)
 
     async def _claim(self) -> bool:
+        """Take every slot, the first one first; or none: those that were taken are given back."""
+        seq = await self._claim_slot(self.slot)
+        if seq is None:
+            return False
+        self._hold.epoch = seq
+        self._hold.phase = "claimed"
+        self.room.tenancy.enter(self.provider.config.name, seq)
+        for slot in self._hold.more:
+            more_seq = await self._claim_slot(slot)
+            if more_seq is None:
+                await self._release()
+                return False
+            self._hold.more_epochs[slot.device.id] = more_seq
+        return True
+
+    async def _claim_slot(self, slot: Slot) -> int | None:
         fact = Claimed(
             host=self.room.host,
-            device=self.slot.device.id,
-            slot=self.slot.index,
+            device=slot.device.id,
+            slot=slot.index,
             job=self.route.job,
             attempt=self.route.attempt,
             route_seq=self.route.seq,
             boot_id=self.room.boot_id,
             instance_id=self.room.instance_id,
         )
-        device_id = self.slot.device.id
-        seq = await self.slot.subject.append_once(fact, job=self.route.job, may=lambda: self.room.may_claim(device_id))
-        if seq is None:
-            return False
-        self._hold.epoch = seq
-        self._hold.phase = "claimed"
-        self.room.tenancy.enter(self.provider.config.name, seq)
-        return True
+        device_id = slot.device.id
+        return await slot.subject.append_once(fact, job=self.route.job, may=lambda: self.room.may_claim(device_id))
 
     async def _release(self) -> None:
         self.released = True
         self.room.tenancy.leave(self.provider.config.name, self.epoch)
-        self.room.ledger = self.room.ledger.release(self.epoch)
+        self.room.uses.end(self.epoch)
+        for _, epoch in self._hold.claims:
+            self.room.ledger = self.room.ledger.release(epoch)
         await self.room.outputs.end(self.route.job, self.route.attempt)
         if self.stop_reason is Stop.FENCED:
             # The claim has been ended already.
             return
-        released = Released(host=self.room.host, device=self.slot.device.id, epoch=self.epoch, job=self.route.job)
-        await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
+        for slot, epoch in self._hold.claims:
+            released = Released(host=self.room.host, device=slot.device.id, epoch=epoch, job=self.route.job)
+            await slot.subject.append(released, job=self.route.job, epoch=epoch)
 
     async def _while_held(
         self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
@@ -298,8 +326,10 @@ class Attempt:
             Superseded: the attempt was stopped, or the job ended, while the model was fetched.
             CancelWanted: a wish for the job's end was heard meanwhile.
         """
-        _, decision = await self._decision(body, evidence)
-        if not wants_fetch(self._hold, evidence, decision):
+        if not may_fetch(self._hold, evidence):
+            return evidence
+        _, decisions = await self._decisions(body, evidence)
+        if not worth_fetching(_hardest(decisions)):
             return evidence
         self._hold.phase = "provisioning"
         fetch = self._work_task = asyncio.create_task(fetch_missing(self._hold, body))
@@ -326,18 +356,26 @@ class Attempt:
         self._hold.phase = "claimed"
         return await self._preparation.look(body) if fetched else evidence
 
-    async def _decision(self, body: Body, evidence: Evidence) -> tuple[Need | None, Decision]:
-        """What the model takes, and whether it may use the device."""
+    async def _decisions(self, body: Body, evidence: Evidence) -> tuple[Need | None, list[Decision]]:
+        """What the model takes, and whether it may use each of the job's devices."""
         need = await self._need(body, evidence)
         left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
-        return need, self._decide(need, evidence, left)
+        decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
+        hardest = _hardest(decisions)
+        if hardest.plan is not None and not hardest.releases:
+            # Who holds the memory was seen at the last heartbeat: a refusal rests on what they hold and do now.
+            await self.room.observer.look_at_all(await self.room.inventory.read_all())
+            decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
+        return need, decisions
 
     async def _admit(self, body: Body, evidence: Evidence) -> bool:
         """Decide on live readings, and take the right to execute. False: denied, and said so."""
         look, reading, resident = evidence.look, evidence.readings[0], evidence.row is not None
-        need, decision = await self._decision(body, evidence)
+        need, decisions = await self._decisions(body, evidence)
         if self.stop_reason is Stop.FENCED:
             raise Superseded(_FENCED)
+        decision = _hardest(decisions)
+        denied_there = isinstance(decision.admission, Deny) and not decision.releases
         admission = decision.admission
         stays = () if decision.plan is None else decision.plan.considered
         told: dict[str, Any] = {
@@ -358,23 +396,31 @@ class Attempt:
             "residency": msgspec.structs.replace(look, models=None),
             "considered": stays,
         }
-        if isinstance(admission, Deny) and not decision.releases:
+        if denied_there and isinstance(admission, Deny):
             detail = "; ".join((admission.detail.rstrip("."), *(_stays(each) for each in stays)))
             denied = facts.Denied(**told, detail=detail, reason=admission.reason)
             await self._held.append(denied, epoch=self.epoch)
             return False
         if isinstance(admission, Deny):
-            reserve_mb = admission.need_mb or 0
             names = ", ".join(owner.label for owner in decision.releases)
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
-            reserve_mb, detail = admission.reserve_mb, admission.detail
+            detail = admission.detail
         if resident:
             self._preparation.in_use(body)
-        if reserve_mb:
-            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, now())
+        for (slot, epoch), one in zip(self._hold.claims, decisions, strict=True):
+            found = one.admission
+            reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
+            if reserve_mb:
+                self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, self.room.now())
         self._hold.need = need
-        admitted = facts.Admitted(**told, detail=detail, instance_id=self.room.instance_id, resident=resident)
+        admitted = facts.Admitted(
+            **told,
+            detail=detail,
+            instance_id=self.room.instance_id,
+            resident=resident,
+            more_devices=self.route.more_devices,
+        )
         await self._held.append(admitted, epoch=self.epoch)
         self._hold.phase = "admitted"
         return True
@@ -398,9 +444,10 @@ class Attempt:
             disk_mb=body.need.disk_mb,
         )
 
-    def _decide(self, need: Need | None, evidence: Evidence, left: HostLeft | None) -> Decision:
+    def _decide(self, slot: Slot, need: Need | None, evidence: Evidence, left: HostLeft | None) -> Decision:
         """Waits for nothing, so that what is reserved here is reserved before another attempt decides."""
-        device, look, reading = self.slot.device, evidence.look, evidence.readings[0]
+        device, look = slot.device, evidence.look
+        reading = next(one for one in evidence.readings if one.device == device.id)
         ledger = self.room.ledger = self.room.ledger.seen_in(reading)
         reserved_mb = ledger.unseen_mb(reading)
 
@@ -488,6 +535,7 @@ class Attempt:
         end = await self._preparation.prepare(body, evidence)
         if end is not None:
             return end
+        self.room.tenancy.use(self.provider.config.name, self.epoch)
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
@@ -529,21 +577,40 @@ class Attempt:
             await self.room.runtime_subject(name).append(pinned, job=self.route.job)
         if not stay.unloads or self.provider.releases == "none" or tenancy.jobs(name, but=self.epoch):
             return
-        tenancy.releasing(name, going=True)
         try:
-            look = await self.room.residency(self.provider)
-            if look.resident is None or self.provider.find(look, body.model) is not None:
-                async with asyncio.timeout(self.provider.config.release_timeout_s):
-                    await self.provider.release(body.model if self.provider.releases == "model" else None)
-            # Otherwise it unloaded the model by itself, as the run had told it to.
-            tenancy.let_go(name)
+            async with asyncio.timeout(self.provider.config.release_timeout_s):
+                turn = await self.room.turns.take(self.room.devices_of(self.provider, self.slot.device))
+                try:
+                    if not await self._unload(body):
+                        return
+                finally:
+                    turn.leave()
         except (RuntimeFailure, TimeoutError) as failure:
-            _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=str(failure))
+            _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=str(failure) or "no end in time")
             return
-        finally:
-            tenancy.releasing(name, going=False)
         unloaded = ModelUnloaded(host=self.room.host, runtime=name, model=body.model, why="policy", job=self.route.job)
         await self.room.runtime_subject(name).append(unloaded, job=self.route.job)
+
+    async def _unload(self, body: Body) -> bool:
+        """In a turn: let go of the job's model, where nobody else has come for it or pinned it meanwhile."""
+        room, tenancy, name = self.room, self.room.tenancy, self.provider.config.name
+        whole = self.provider.releases == "all"
+        before = await room.inventory.read(self.slot.device.id)
+        if tenancy.jobs(name, but=self.epoch) or not self._stay(body).unloads:
+            return False
+        tenancy.begin_release(name, None if whole else body.model)
+        try:
+            look = await room.residency(self.provider)
+            row = self.provider.find(look, body.model)
+            if look.resident is not None and row is None:
+                # The runtime unloaded it by itself, as the run had told it to.
+                return True
+            await self.provider.release(None if whole else body.model)
+            promised_mb = 0 if row is None else (row.vram_bytes or 0) // MB
+            await room.handoff.until_shown(self.slot.device.id, before, promised_mb)
+        finally:
+            tenancy.end_release(name)
+        return True
 
     async def _prove_stopped(self) -> bool:
         """Whether the runtime is proven to have stopped working for this job; keeps the slot while that is looked for.
@@ -608,6 +675,13 @@ class Attempt:
         if proven:
             return endings.preempted(so_far)
         return endings.not_stopped(so_far, self.room.stop_proof_limit_s)
+
+
+def _hardest(decisions: Sequence[Decision]) -> Decision:
+    """What stands in the way on any of a job's devices stands in the way of the job: a refusal, then a release."""
+    refused = (one for one in decisions if isinstance(one.admission, Deny) and not one.releases)
+    releases = (one for one in decisions if one.releases)
+    return next(refused, None) or next(releases, decisions[0])
 
 
 def _stays(each: Considered) -> str:

@@ -17,13 +17,17 @@ from gpukeeper.capacity.decision import Decision
 from gpukeeper.events.reasons import Reason
 
 
-def wants_fetch(hold: Hold, evidence: Evidence, decision: Decision) -> bool:
-    """Whether to see to it that the runtime has the model at all: where nothing but its need stands against the job."""
-    look, admission = evidence.look, decision.admission
+def may_fetch(hold: Hold, evidence: Evidence) -> bool:
+    """Whether the runtime can fetch models, and may lack the job's."""
+    look = evidence.look
     if hold.room.provisioner is None or not hold.provider.pulls or not look.healthy or look.resident is None:
         return False
-    if evidence.row is not None or evidence.replaces or evidence.disputed is not None:
-        return False
+    return evidence.row is None and not evidence.replaces and evidence.disputed is None
+
+
+def worth_fetching(decision: Decision) -> bool:
+    """Whether nothing but an unknown need stands against the job: else it is refused before anything is fetched."""
+    admission = decision.admission
     return not isinstance(admission, Deny) or bool(decision.releases) or admission.reason is Reason.NEED_UNKNOWN
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from gpukeeper.agents.endings import SoFar
 from gpukeeper.agents.room import HostRoom, Slot
@@ -20,10 +21,15 @@ _PARTIAL_CHARS_MAX = 8_192
 class Hold:
     """One claim and its job. Its fields change only in the attempt that it belongs to."""
 
-    def __init__(self, room: HostRoom, route: PendingRoute, slot: Slot, provider: Provider) -> None:
+    def __init__(
+        self, room: HostRoom, route: PendingRoute, slot: Slot, provider: Provider, more: Sequence[Slot] = ()
+    ) -> None:
         self.room = room
         self.route = route
         self.slot = slot
+        #: Slots of further devices, where the job takes several, and the claim of each that is taken.
+        self.more = tuple(more)
+        self.more_epochs: dict[str, int] = {}
         self.provider = provider
         self.job = HeldJob(room.recorder, route.job, route.job_seq)
         self.epoch = 0
@@ -46,20 +52,29 @@ class Hold:
         """Append to the job. Raises as :meth:`gpukeeper.agents.writer.HeldJob.append` does."""
         await self.job.append(fact, epoch=self.epoch)
 
-    def beat(self) -> ClaimBeat | None:
-        """What heartbeats say about this claim; None before it is one."""
+    @property
+    def claims(self) -> tuple[tuple[Slot, int], ...]:
+        """Every slot that is taken, with its claim, in the order in which they were taken."""
         if not self.epoch:
-            return None
-        return ClaimBeat(
-            job=self.route.job,
-            device=self.slot.device.id,
-            slot=self.slot.index,
-            epoch=self.epoch,
-            attempt=self.route.attempt,
-            phase=self.phase,
-            tokens=self.tokens,
-            last_progress_at=self.last_progress_at,
-        )
+            return ()
+        others = ((slot, self.more_epochs[slot.device.id]) for slot in self.more if slot.device.id in self.more_epochs)
+        return ((self.slot, self.epoch), *others)
+
+    def beats(self) -> list[ClaimBeat]:
+        """What heartbeats say about its claims; nothing before it has one."""
+        return [
+            ClaimBeat(
+                job=self.route.job,
+                device=slot.device.id,
+                slot=slot.index,
+                epoch=epoch,
+                attempt=self.route.attempt,
+                phase=self.phase,
+                tokens=self.tokens,
+                last_progress_at=self.last_progress_at,
+            )
+            for slot, epoch in self.claims
+        ]
 
     def so_far(self) -> SoFar:
         """What the attempt has come to, for the fact that ends it."""

@@ -22,9 +22,9 @@ from gpukeeper.agents.memory.handoff import Asker, Refused
 from gpukeeper.agents.memory.loads import Load
 from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
+from gpukeeper.agents.room import Slot
 from gpukeeper.capacity.admission import shows_use
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import HandedOff
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import DeviceReading, ResidentModel, RuntimeReading
@@ -134,7 +134,8 @@ class Preparation:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
         await self._tell_loaded_for_others()
         if self._turn is not None:
-            await self._hold.room.handoff.over(self._hold.slot.device.id)
+            for slot, _ in self._hold.claims:
+                await self._hold.room.handoff.over(slot.device.id)
             self._leave_turn()
 
     def _leave_turn(self) -> None:
@@ -149,7 +150,7 @@ class Preparation:
         hold.phase = "awaiting_turn"
         self._turn = await room.turns.take(room.devices_of(hold.provider, device))
         options = hold.provider.load_options(body.work)
-        await room.tenancy.until_harmless(hold.provider.config.name, body.model, options, but=hold.epoch)
+        await room.uses.until_harmless(hold.provider.config.name, body.model, options, but=hold.epoch)
         evidence = await self.look(body)
         if evidence.row is not None:
             self.in_use(body)
@@ -161,13 +162,15 @@ class Preparation:
             return refused
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
+        room.tenancy.use(hold.provider.config.name, hold.epoch)
         self._body = body
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         hold.load_s = await self._load.wait()
         self.in_use(body)
         look = await self._look_after_load(body)
         hold.phase = "loaded"
-        room.ledger = room.ledger.loaded(hold.epoch, now())
+        for _, epoch in hold.claims:
+            room.ledger = room.ledger.loaded(epoch, room.now())
         after = await room.read_devices(hold.provider, device)
         self._body = None
         await self._tell_loaded(body, before, after)
@@ -196,9 +199,16 @@ class Preparation:
             return Evidence(look, readings, None, replaces=True)
         if row is not None or look.resident is None:
             return Evidence(look, readings, row)
-        expected = room.tenancy.why_expected(hold.provider, body.model, but=hold.epoch)
-        why = None if expected is None else f"{name} does not list {body.model} now, though {expected}"
-        return Evidence(look, readings, None, disputed=why)
+        return Evidence(look, readings, None, disputed=self._why_disputed(body.model))
+
+    def _why_disputed(self, model: str) -> str | None:
+        """Why it is no proof that ``model`` is gone where a look does not list it; None where it may be."""
+        hold = self._hold
+        name = hold.provider.config.name
+        if hold.room.uses.has(name, model, but=hold.epoch):
+            return f"{name} does not list {model} now, though a job of ours uses it"
+        earlier = hold.room.tenancy.expects(hold.provider, model)
+        return None if earlier is None else f"{name} does not list {model} now, and did at {earlier.read_at}"
 
     async def look(self, body: Body) -> Evidence:
         """Look at the runtime and its devices, both begun now; again where it may have left the model out."""
@@ -220,18 +230,30 @@ class Preparation:
         """The job rests on the model as it is resident now: no load for another job takes it away."""
         hold = self._hold
         name, options = hold.provider.config.name, hold.provider.load_options(body.work)
-        hold.room.tenancy.use(name, hold.epoch, body.model, options, asked=asked)
+        hold.room.uses.begin(hold.epoch, name, body.model, options, asked=asked)
 
     async def _make_room(self) -> Refused | None:
         """Free what is missing, where the device's memory can be measured; otherwise the reservation stands for it."""
-        hold = self._hold
-        device = hold.slot.device
-        need_mb = None if hold.need is None else hold.need.vram_mb
-        if need_mb is None or not shows_use(await hold.room.inventory.read(device.id)):
+        need_mb = None if self._hold.need is None else self._hold.need.vram_mb
+        for slot, epoch in self._hold.claims if need_mb is not None else ():
+            refused = await self._make_room_on(slot, epoch, need_mb or 0)
+            if refused is not None:
+                return refused
+        return None
+
+    async def _make_room_on(self, slot: Slot, epoch: int, need_mb: int) -> Refused | None:
+        hold, device = self._hold, slot.device
+        if not shows_use(await hold.room.inventory.read(device.id)):
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
-        asker = Asker(job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
+        asker = Asker(
+            job=hold.route.job,
+            epoch=hold.epoch,
+            reserved_under=epoch,
+            wanted=self._wanted,
+            turn_on=hold.room.devices_of(hold.provider, hold.slot.device),
+        )
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made
@@ -241,12 +263,12 @@ class Preparation:
                 host=hold.room.host,
                 device=device.id,
                 job=hold.route.job,
-                epoch=hold.epoch,
+                epoch=epoch,
                 need_mb=need_mb,
                 free_mb=made.free_mb,
                 generations=made.generations,
             )
-            await hold.slot.subject.append(handed, job=hold.route.job, epoch=hold.epoch)
+            await slot.subject.append(handed, job=hold.route.job, epoch=epoch)
             _log.info("handed_off", **hold.context(), took_s=round(time.monotonic() - began_s, 3))
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from gpukeeper.agents.memory.loads import Loads
 from gpukeeper.agents.memory.observer import Observer
 from gpukeeper.agents.memory.tenancy import Tenancy
 from gpukeeper.agents.memory.turns import Turns
+from gpukeeper.agents.memory.uses import Uses
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.processes import family, listener_pid
 from gpukeeper.agents.runtimes.port import Provider
@@ -34,7 +36,7 @@ from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
-from gpukeeper.events.readings import DeviceReading, RuntimeReading
+from gpukeeper.events.readings import DeviceReading, DeviceState, RuntimeReading
 from gpukeeper.events.recorder import Recorder
 from gpukeeper.projections.host import Suspicion
 from gpukeeper.projections.hostview import HostView
@@ -74,6 +76,7 @@ class HostRoom:
         inventory: Inventory,
         outputs: Outputs,
         view: HostView,
+        now: Callable[[], datetime] = now,
     ) -> None:
         self.host = host
         self.boot_id = boot_id
@@ -84,18 +87,24 @@ class HostRoom:
         self.inventory = inventory
         self.outputs = outputs
         self.view = view
+        #: The clock that readings are dated by.
+        self.now = now
         self.ledger = Ledger()
         #: Who uses which runtime, and since when it does nothing.
         self.tenancy = Tenancy(now=now)
         #: One load or release at a time on each device.
         self.turns = Turns()
         self.loads = Loads(self.tenancy)
+        #: Which resident models jobs rest on.
+        self.uses = Uses()
         self.handoff = Handoff(self)
         self.observer = Observer(self)
         #: Fetches models that are missing, where the agent was told how.
         self.provisioner: Provisioner | None = None
         #: What blocks a device: an owner of its memory that did not let go.
         self.blocked: dict[str, Block] = {}
+        #: The state of each device as the log was told last.
+        self.told_states: dict[str, DeviceState] = {}
         #: Runtimes whose last placement check failed, this agent's or its predecessor's.
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
         #: How long an attempt runs before it follows its job's subject.
@@ -202,6 +211,18 @@ class HostRoom:
         """A free slot of the device, the lowest first, or None."""
         free = self._free.get(device_id)
         return msgspec.structs.replace(free.pop(0), device=self._offered[device_id]) if free else None
+
+    def take_slots(self, device_ids: Iterable[str]) -> tuple[Slot, ...] | None:
+        """A free slot of each device, or None where one of them has none: all or nothing."""
+        taken: list[Slot] = []
+        for device_id in device_ids:
+            slot = self.take_slot(device_id)
+            if slot is None:
+                for each in taken:
+                    self.give_slot(each)
+                return None
+            taken.append(slot)
+        return tuple(taken)
 
     def give_slot(self, slot: Slot) -> None:
         """The slot is free again."""

@@ -388,8 +388,10 @@ class AgentService:
         if self._joined_seq and view.joined_seq > self._joined_seq and view.instance_id != self.instance_id:
             self._fenced.set()
         for attempt in self._attempts.values():
-            claims = view.claims.get(attempt.slot.device.id, {})
-            if attempt.epoch and attempt.epoch <= view.seq and attempt.epoch not in claims and not attempt.released:
+            gone = any(
+                epoch <= view.seq and epoch not in view.claims.get(device, {}) for device, epoch in attempt.claims
+            )
+            if gone and not attempt.released:
                 attempt.stop(Stop.FENCED)
         if self._wishes is not None and self._joined_seq and not self._stopping:
             self._wishes.take_up()
@@ -398,7 +400,7 @@ class AgentService:
     def _on_device_lost(self, device_id: str, why: str) -> None:
         """What runs on a device that fell off the bus will not end by itself."""
         for attempt in self._attempts.values():
-            if attempt.slot.device.id == device_id and attempt.epoch:
+            if any(device == device_id for device, _ in attempt.claims):
                 attempt.stop(Stop.DEVICE_LOST, why)
 
     def _dispatch(self, view: HostView) -> None:
@@ -410,13 +412,13 @@ class AgentService:
         for route in tuple(view.routes.values()):
             if route.seq in self._attempts or route.seq in self._claimed or route.seq in self._left_alone:
                 continue
-            if not self.room.may_claim(route.device):
+            if not all(self.room.may_claim(device) for device in route.devices):
                 # What is not folded yet will wake us when it is.
                 continue
             provider = self._providers.get(route.runtime)
-            slot = None if provider is None else self.room.take_slot(route.device)
-            if provider is not None and slot is not None:
-                self._begin(Attempt(self.room, route, slot, provider))
+            slots = None if provider is None else self.room.take_slots(route.devices)
+            if provider is not None and slots:
+                self._begin(Attempt(self.room, route, slots[0], provider, slots[1:]))
 
     def _begin(self, attempt: Attempt) -> None:
         self._attempts[attempt.route.seq] = attempt
@@ -426,7 +428,8 @@ class AgentService:
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         attempt = self._attempts.pop(self._tasks.pop(task))
-        self.room.give_slot(attempt.slot)
+        for slot in attempt.slots:
+            self.room.give_slot(slot)
         if attempt.epoch:
             self._claimed.add(attempt.route.seq)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -446,7 +449,7 @@ class AgentService:
         asyncio.get_running_loop().call_later(_TAKE_UP_AGAIN_S, take_up_again)
 
     def _claim_beats(self) -> list[ClaimBeat]:
-        return [beat for attempt in self._attempts.values() if (beat := attempt.beat()) is not None]
+        return [beat for attempt in self._attempts.values() for beat in attempt.beats()]
 
     # --- going
 

@@ -57,7 +57,6 @@ class Surveyor:
         self.devices: tuple[Device, ...] = ()
         self.readings: dict[str, DeviceReading] = {}
         self.looks: dict[str, RuntimeReading] = {}
-        self._told_devices: dict[str, str] = {}
         self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
         self._told_registry: dict[str, Registered] = {}
         self._told_problems: tuple[str, ...] = ()
@@ -84,13 +83,8 @@ class Surveyor:
                 parent=device.parent,
             )
             await self._room.device_subject(device.id).append(appeared)
-            self._told_devices[device.id] = "healthy"
-        for name, provider in self._providers.items():
-            self._room.tenancy.register(
-                provider,
-                grace_s=self._config.idle_grace_of(provider.config),
-                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
-            )
+            self._room.told_states[device.id] = "healthy"
+        for name in self._providers:
             await self._tell_registry(name)
         await self._survey()
 
@@ -108,9 +102,19 @@ class Surveyor:
             _log.warning("device_problems", problems="; ".join(problems) or "none any more")
         return devices
 
+    def _register(self) -> None:
+        """Every provider is an owner of memory from its first look on."""
+        for provider in self._providers.values():
+            self._room.tenancy.register(
+                provider,
+                grace_s=self._config.idle_grace_of(provider.config),
+                gap_max_s=_LOOKS_MISSED_MAX * self._config.heartbeat_s,
+            )
+
     async def _survey(self) -> None:
         """Look at every device and runtime at once, and tell the log what is another than before."""
         names = list(self._providers)
+        self._register()
         suspects = dict(self._room.suspects)
         readings = {device: self._shown(one) for device, one in (await self._room.inventory.read_all()).items()}
         looks = await self._room.observer.look_at_all(readings)
@@ -135,13 +139,20 @@ class Surveyor:
         return reading if block is None else replace(reading, state="blocked", error=block.why)
 
     async def _tell_device(self, device: Device, reading: DeviceReading | None) -> None:
+        # Once more: a device may have been blocked since it was read.
+        reading = None if reading is None else self._shown(reading)
         state = "unknown" if reading is None else reading.state
-        if self._told_devices.get(device.id) == state:
+        if self._room.told_states.get(device.id) == state:
             return
         detail = "" if reading is None or reading.error is None else reading.error
         changed = Changed(host=self._room.host, device=device.id, state=state, detail=detail, reading=reading)
-        await self._room.device_subject(device.id).append(changed)
-        self._told_devices[device.id] = state
+        # Before it is stored: what a handoff tells meanwhile comes after it.
+        self._room.told_states[device.id] = state
+        try:
+            await self._room.device_subject(device.id).append(changed)
+        except NotRecorded:
+            self._room.told_states.pop(device.id, None)
+            raise
         _log.warning("device_changed", device=device.id, state=state, detail=detail)
 
     async def _tell_registry(self, name: str) -> None:

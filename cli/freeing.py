@@ -15,7 +15,8 @@ State = Literal["freed", "refused", "failed"]
 class Freeing:
     """Takes the agent's facts about the wish at ``wanted_seq``.
 
-    The last word is a refusal, a failure, or a measurement that announces no other and shows as much as was wanted.
+    The last word is a refusal, or a failure or measurement that announces no other; one measurement that shows less
+    than was wanted is none.
     Where it shows less, the agent looks for another owner, or refuses.
     """
 
@@ -49,11 +50,12 @@ class Freeing:
                 self.freed_mb += max(fact.measured_mb, 0)
                 self._fulfilled = self._level_mb is None or fact.free_mb >= self._level_mb
                 self.ended = self._fulfilled and not fact.more
+                self._last = None
             case ReclaimRefused():
                 self.considered = fact.considered or self.considered
                 self._last, self.ended = fact, True
             case ReclaimFailed():
-                self._last, self.ended = fact, True
+                self._last, self.ended = fact, not fact.more
         return True
 
     @property

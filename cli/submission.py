@@ -59,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     place: str | None = None
     priority: int | None = None
     vram_mb: int | None = None
+    gpus: int | None = None
     on_capacity: str | None = None
     #: ``clock=seconds`` each.
     deadlines: Sequence[str] = ()
@@ -88,8 +89,9 @@ def fields_of(asked: Asked) -> dict[str, Any]:
         if (value := getattr(asked, name)) is not None
     }
     given |= _body_of(asked)
-    if asked.vram_mb is not None:
-        given["need"] = {"vram_mb": asked.vram_mb}
+    need = {"vram_mb": asked.vram_mb, "gpus": asked.gpus}
+    if any(value is not None for value in need.values()):
+        given["need"] = {name: value for name, value in need.items() if value is not None}
     if asked.deadlines:
         given["deadlines"] = dict(_deadline(each) for each in asked.deadlines)
     if asked.labels:

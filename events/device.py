@@ -188,6 +188,8 @@ class ReclaimFailed(Fact, frozen=True, kw_only=True):
     waited_s: float = 0.0
     job: str | None = None
     wanted_seq: int | None = None
+    #: Another release, or another answer, for the same wish follows.
+    more: bool = False
 
 
 class HandedOff(Fact, frozen=True, kw_only=True):

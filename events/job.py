@@ -56,6 +56,8 @@ class Accepted(Fact, frozen=True, kw_only=True):
     place: Place = "any"
     priority: int = 0
     vram_mb: int | None = None
+    #: How many GPUs of one host it takes at once; ``vram_mb`` is for each.
+    gpus: int = 1
     clocks: Clocks
     on_capacity: OnCapacity = "wait"
     #: Why it cannot begin at once, where it cannot.
@@ -114,6 +116,8 @@ class Admitted(Fact, frozen=True, kw_only=True):
     runtime: str
     instance_id: str
     resident: bool
+    #: Further devices that it holds, each under a claim of its own.
+    more_devices: tuple[str, ...] = ()
     need_mb: int | None = None
     need_source: str = ""
     reserved_mb: int = 0

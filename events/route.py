@@ -36,6 +36,8 @@ class Routed(Fact, frozen=True, kw_only=True):
     submission_seq: int
     #: The job's own sequence that this was decided on.
     job_seq: int
+    #: Further devices of the host, where the job takes more than one: claimed after ``device``, in this order.
+    more_devices: tuple[str, ...] = ()
     attempt: int
     #: The deadlines that the agent keeps.
     clocks: Clocks

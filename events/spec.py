@@ -48,6 +48,8 @@ class Need(Strict, frozen=True, kw_only=True):
     ram_mb: Megabytes | None = None
     #: On the host's disk.
     disk_mb: Megabytes | None = None
+    #: How many GPUs of one host at once: claimed on all of them or on none.
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
 
 
 class Deadlines(Strict, frozen=True, kw_only=True):
@@ -230,6 +232,12 @@ def check(spec: JobSpec, *, event_id: str | None = None) -> Submission | tuple[P
         problems.append(Problem(path="messages", message="must hold at least one message", value="[]"))
     if spec.device is not None and spec.host is None:
         problems.append(_problem("device", "name its host too: devices are known by host and id", spec.device))
+    if (spec.need.gpus or 1) > 1 and spec.device is not None:
+        problems.append(
+            _problem("device", f"names one, and need.gpus asks for {spec.need.gpus}: give one of the two", spec.device)
+        )
+    if (spec.need.gpus or 1) > 1 and spec.place == "cpu":
+        problems.append(_problem("place", f"is cpu, and need.gpus asks for {spec.need.gpus}", spec.place))
     if problems or task is None:
         return tuple(problems)
     digest = hashlib.sha256(encode_spec(spec)).hexdigest()

@@ -28,6 +28,13 @@ class PendingRoute(msgspec.Struct, frozen=True, kw_only=True):
     job_seq: int
     attempt: int
     clocks: Clocks
+    #: Further devices, to be claimed after ``device`` in this order, or none of them.
+    more_devices: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All of its devices, in the order in which they are claimed."""
+        return (self.device, *self.more_devices)
 
 
 class HostView:
@@ -88,6 +95,9 @@ class HostView:
             for job_id in site.routed.get(device_key(host, device.id), ()):
                 job = site.jobs[job_id]
                 assert job.route is not None
+                if job.route.device != device.id:
+                    # It is listed under each of its devices; the first one's claim takes the route up.
+                    continue
                 assert job.clocks is not None
                 routes.append(
                     PendingRoute(
@@ -99,6 +109,7 @@ class HostView:
                         job_seq=job.route.job_seq,
                         attempt=job.attempt,
                         clocks=job.clocks,
+                        more_devices=job.route.more_devices,
                     )
                 )
         view.routes = {route.job: route for route in sorted(routes, key=lambda route: route.seq)}
@@ -124,6 +135,7 @@ class HostView:
                 job_seq=fact.job_seq,
                 attempt=fact.attempt,
                 clocks=fact.clocks,
+                more_devices=fact.more_devices,
             )
         elif isinstance(fact, route_facts.Unrouted):
             pending = self.routes.get(fact.job)
@@ -167,7 +179,7 @@ class HostView:
             case device_facts.ReclaimWanted():
                 self.reclaim_wishes[seq] = (fact.device, reclaim_wish(seq, fact))
             case device_facts.Reclaimed() | device_facts.ReclaimRefused() | device_facts.ReclaimFailed():
-                more = isinstance(fact, device_facts.Reclaimed) and fact.more
+                more = not isinstance(fact, device_facts.ReclaimRefused) and fact.more
                 if fact.wanted_seq is not None and not more:
                     self.reclaim_wishes.pop(fact.wanted_seq, None)
             case runtime_facts.ModelLoaded():

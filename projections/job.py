@@ -63,6 +63,13 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     runtime: str
     #: The job's own sequence that it was decided on.
     job_seq: int = 0
+    #: Further devices, where the job takes more than one.
+    more_devices: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All of its devices, in the order in which they are claimed."""
+        return (self.device, *self.more_devices)
 
 
 class RouteSeq(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -134,6 +141,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     route_seqs: tuple[RouteSeq, ...] = ()
     #: Attempts that ended by a lapse before they had started.
     lapses: int = 0
+    #: How many GPUs of one host it takes at once.
+    gpus: int = 1
 
     def route_seq(self, host: str) -> int:
         for known in self.route_seqs:

@@ -164,21 +164,24 @@ class Site:
         if job.phase is Phase.WAITING:
             self.queue.add(job)
         elif job.phase is Phase.ROUTED and job.route is not None:
-            key = device_key(job.route.host, job.route.device)
-            device = self.devices.get(key)
-            claimed = device is not None and device.follows_route(job.id, job.route.seq)
-            if not claimed and job.id not in self.lapses:
-                self.routed.setdefault(key, {})[job.id] = None
+            for name in job.route.devices:
+                key = device_key(job.route.host, name)
+                device = self.devices.get(key)
+                claimed = device is not None and device.follows_route(job.id, job.route.seq)
+                if not claimed and job.id not in self.lapses:
+                    self.routed.setdefault(key, {})[job.id] = None
         if job.ended:
             self.live.pop(job.id, None)
         else:
             self.live[job.id] = None
 
-    def unlist(self, job: Job) -> None:
+    def unlist(self, job: Job, device_id: str | None = None) -> None:
+        """It is promised no slot any more: on this device, or on all that its route names."""
         if job.route is not None:
-            waiting = self.routed.get(device_key(job.route.host, job.route.device))
-            if waiting is not None:
-                waiting.pop(job.id, None)
+            for name in job.route.devices if device_id is None else (device_id,):
+                waiting = self.routed.get(device_key(job.route.host, name))
+                if waiting is not None:
+                    waiting.pop(job.id, None)
 
     def to_queue(self, event: Event, job_id: str, **changes: Any) -> None:
         """Back into the queue: whatever claim or route it had is over."""

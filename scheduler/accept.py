@@ -18,7 +18,7 @@ from gpukeeper.events.spec import JobSpec, Problem, parse_submission
 from gpukeeper.projections.site import Site
 from gpukeeper.projections.unanswered import Waiting as Unanswered
 from gpukeeper.scheduler.config import KindConfig, SchedulerConfig
-from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Want, options
+from gpukeeper.scheduler.feasible import NO_HOST_YET, Infeasible, Option, Want, options
 from gpukeeper.scheduler.live import Live
 from gpukeeper.scheduler.rank import NO_FREE_SLOT, unavailable
 
@@ -92,13 +92,13 @@ def decide_submission(
         kinds = ", ".join(msgspec.structs.asdict(config.kinds))
         problem = Problem(path="kind", message=f"no such kind; known: {kinds}", value=spec.kind)
         return _reject(waiting, handle, Reason.UNKNOWN_KIND, (problem,), spec.id)
-    want = Want(spec.model, spec.runtime, spec.host, spec.device, spec.place, spec.need.vram_mb)
+    want = Want(spec.model, spec.runtime, spec.host, spec.device, spec.place, spec.need.vram_mb, spec.need.gpus or 1)
     found = options(site, want)
     if isinstance(found, Infeasible):
         problem = Problem(path=found.path, message=found.detail, value=found.value)
         return _reject(waiting, handle, found.reason, (problem,), spec.id)
     kind: KindConfig = getattr(config.kinds, spec.kind)
-    why_not = [unavailable(option, live, site.free_slots(option.device)) for option in found]
+    why_not = [_unavailable(option, live, site) for option in found]
     reason: Reason | None = None
     detail = ""
     if not found:
@@ -121,12 +121,22 @@ def decide_submission(
         place=spec.place,
         priority=kind.priority if spec.priority is None else spec.priority,
         vram_mb=spec.need.vram_mb,
+        gpus=spec.need.gpus or 1,
         clocks=clocks(spec, config),
         on_capacity=spec.on_capacity or kind.on_capacity,
         waiting=reason,
         detail=detail,
     )
     return _answer(waiting, job_id, fact, expected=0, causation=parsed.event_id)
+
+
+def _unavailable(option: Option, live: Live, site: Site) -> str | None:
+    """Why this place cannot begin now, or None; of several devices, what holds up the last one that it takes."""
+    found = [
+        unavailable(msgspec.structs.replace(option, device=each), live, site.free_slots(each)) for each in option.pool
+    ]
+    missing = [why for why in found if why is not None]
+    return None if len(found) - len(missing) >= option.gpus else missing[-1]
 
 
 def clocks(spec: JobSpec, config: SchedulerConfig) -> Clocks:

@@ -26,6 +26,7 @@ class Want(msgspec.Struct, frozen=True):
     device: str | None = None
     place: str = "any"
     vram_mb: int | None = None
+    gpus: int = 1
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -33,7 +34,16 @@ class Option(msgspec.Struct, frozen=True):
 
     host: Host
     runtime: Runtime
+    #: The device; the first one where the job takes several.
     device: Device
+    #: Where the job takes several: all devices that could be among them, in the order in which they are claimed.
+    candidates: tuple[Device, ...] = ()
+    gpus: int = 1
+
+    @property
+    def pool(self) -> tuple[Device, ...]:
+        """The devices to choose from."""
+        return self.candidates or (self.device,)
 
 
 class Infeasible(msgspec.Struct, frozen=True):
@@ -120,6 +130,12 @@ def _on_devices(site: Site, want: Want, runtimes: list[tuple[Host, Runtime]]) ->
                 too_small.append(device)
                 continue
             found.append(Option(host, runtime, device))
+    if want.gpus > 1:
+        found = _of_several(found, want.gpus)
+        if not found and named and not too_small:
+            most = max(len({each.id for each in named if each.host == host.name}) for host, _ in runtimes)
+            detail = f"more than the runtimes of any host have; the most are {most}"
+            return Infeasible(Reason.NEED_EXCEEDS_DEVICES, "need.gpus", detail, str(want.gpus))
     if found:
         return found
     if too_small and len(too_small) == len(named):
@@ -134,6 +150,20 @@ def _on_devices(site: Site, want: Want, runtimes: list[tuple[Host, Runtime]]) ->
     if want.place != "any" and any(host.devices for host, _ in runtimes):
         return Infeasible(Reason.UNKNOWN_DEVICE, "place", f"no {want.place} device runs this model", want.place)
     return []
+
+
+def _of_several(found: list[Option], gpus: int) -> list[Option]:
+    """One option for each runtime with enough GPUs: which of them are taken is settled when the job is sent."""
+    pools: dict[tuple[str, str], list[Option]] = {}
+    for option in found:
+        if option.device.kind == "gpu":
+            pools.setdefault((option.host.name, option.runtime.name), []).append(option)
+    several: list[Option] = []
+    for pool in pools.values():
+        if len(pool) >= gpus:
+            devices = tuple(sorted((option.device for option in pool), key=lambda device: device.id))
+            several.append(Option(pool[0].host, pool[0].runtime, devices[0], devices, gpus))
+    return several
 
 
 def _never_fits(want: Want, device: Device) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.route import Candidate
+from gpukeeper.projections.device import Device
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
@@ -28,6 +29,8 @@ class Ranked(msgspec.Struct, frozen=True):
 
     option: Option
     candidate: Candidate
+    #: Further devices, where the job takes several.
+    more: tuple[Device, ...] = ()
 
     @property
     def immediate(self) -> bool:

@@ -130,8 +130,9 @@ def _why_withdrawn(site: Site, live: Live, config: SchedulerConfig, probe: Probe
         return "the agent of its host has stopped"
     if silent_s >= config.claim_ttl_s and probe in ("nobody", "silent"):
         return f"the agent of its host is silent for {silent_s:.0f} s"
-    if host is not None and job.route.device not in host.devices:
-        return f"its host has no device {job.route.device} any more"
+    gone = [] if host is None else [name for name in job.route.devices if name not in host.devices]
+    if gone:
+        return f"its host has no device {gone[0]} any more"
     if host is not None and job.route.runtime not in host.runtimes:
         return f"its host lists no runtime {job.route.runtime} any more"
     return None

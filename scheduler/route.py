@@ -29,7 +29,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def want_of(job: Job) -> Want:
-    return Want(job.model, job.runtime, job.host, job.device, job.place, job.vram_mb)
+    return Want(job.model, job.runtime, job.host, job.device, job.place, job.vram_mb, job.gpus)
 
 
 class Router:
@@ -56,15 +56,34 @@ class Router:
             return Verdict(Reason.NO_ROUTE, f"{found.path} {found.value!r}: {found.detail}")
         if not found:
             return Verdict(Reason.NO_ROUTE, NO_HOST_YET)
-        unordered = [
-            rank(self._site, self._live, self._weights, job, option, self._free.get(option.device.key, 0), self._now_s)
-            for option in found
-        ]
+        unordered = [self._rank(job, option) for option in found]
         ranked = best_first(unordered, job.origin)
         return ranked if ranked[0].immediate else _verdict(ranked)
 
-    def take(self, option: Option) -> None:
-        self._free[option.device.key] -= 1
+    def _rank(self, job: Job, option: Option) -> Ranked:
+        """Of a job that takes several devices: by the first of those that can begin now, or by what holds it up."""
+        ranked = [
+            rank(
+                self._site,
+                self._live,
+                self._weights,
+                job,
+                option if each is option.device else msgspec.structs.replace(option, device=each),
+                self._free.get(each.key, 0),
+                self._now_s,
+            )
+            for each in option.pool
+        ]
+        if option.gpus == 1:
+            return ranked[0]
+        ready = [one for one in ranked if one.immediate][: option.gpus]
+        if len(ready) == option.gpus:
+            return msgspec.structs.replace(ready[0], more=tuple(one.option.device for one in ready[1:]))
+        return next(one for one in ranked if not one.immediate)
+
+    def take(self, ranked: Ranked) -> None:
+        for device in (ranked.option.device, *ranked.more):
+            self._free[device.key] -= 1
 
 
 def _verdict(ranked: list[Ranked]) -> Verdict:
@@ -106,7 +125,7 @@ def decide_routes(site: Site, live: Live, config: SchedulerConfig, now_s: float,
             if not job.denials:
                 hopeless.add(want)
             continue
-        router.take(choice[0].option)
+        router.take(choice[0])
         proposals.append(_route(job, choice))
     return proposals
 
@@ -121,6 +140,7 @@ def _route(job: Job, ranked: list[Ranked]) -> Proposal:
         runtime=place.runtime,
         submission_seq=job.submission_seq,
         job_seq=job.seq,
+        more_devices=tuple(device.id for device in ranked[0].more),
         attempt=job.attempt + 1,
         clocks=job.clocks,
         score=place.score,

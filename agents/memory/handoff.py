@@ -7,20 +7,21 @@ a release that is not wanted any more when its turn has come is dropped.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from gpukeeper.agents.memory.settling import Settling
 from gpukeeper.agents.runtimes.port import Provider, RuntimeFailure
-from gpukeeper.capacity.admission import usable_mb
+from gpukeeper.capacity.admission import shows_use, usable_mb
 from gpukeeper.capacity.device import Device
-from gpukeeper.capacity.reclaim import Owner, Plan, plan
+from gpukeeper.capacity.reclaim import Hurdle, Owner, Plan, hurdles, plan
 from gpukeeper.events import device as facts
 from gpukeeper.events.device import Considered
+from gpukeeper.events.modelnames import same_model
 from gpukeeper.events.readings import DeviceReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import ModelUnloaded
@@ -39,12 +40,16 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str | None = None
     epoch: int | None = None
+    #: The claim under which its memory on this device is reserved, where that is another: of several devices.
+    reserved_under: int | None = None
     wanted_seq: int | None = None
     #: Only this runtime, or only this model of it, may be asked; any otherwise.
     runtime: str | None = None
     model: str | None = None
     #: Whether it is still wanted: a job may have been cancelled meanwhile.
     wanted: Callable[[], bool] = lambda: True
+    #: The devices whose turn it holds.
+    turn_on: tuple[str, ...] = ()
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
     free_mb: int
     generations: tuple[int, ...] = ()
+    #: A wish has got its last word: some owner was asked.
+    answered: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +75,8 @@ class _Released(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     reason: Reason | None = None
     detail: str = ""
+    #: Its event said that another answer to the wish follows.
+    more: bool = False
 
 
 class Handoff:
@@ -91,37 +100,36 @@ class Handoff:
         """
         asked: set[tuple[str, str | None]] = set()
         generations: list[int] = []
+        last: _Released | None = None
         failure: _Released | None = None
-        unanswered = False
         while True:
             reading = await self._room.inventory.read(device.id)
+            block = None if asker.epoch is None else self._room.still_blocked(reading)
+            if block is not None:
+                return Refused(reason=Reason.DEVICE_BLOCKED, detail=block.why)
             usable = self._usable_mb(device, reading, asker)
             if usable is None:
                 return Refused(reason=Reason.DEVICE_UNKNOWN, detail=reading.error or f"the device is {reading.state}")
             if need_mb is not None and usable >= need_mb:
-                if unanswered:
-                    await self._nothing_more(device, asker, "enough is free")
-                return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
+                return await self._made(device, reading, generations, last, failure, asker, "enough is free")
             await self._room.observer.look_at_all(await self._room.inventory.read_all())
             found = self.plan(device, None if need_mb is None else need_mb - usable, asker, but=asked)
             if not found.chosen:
                 if need_mb is None and generations:
-                    if unanswered:
-                        await self._nothing_more(device, asker, "whatever may be released has been")
-                    return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
+                    words = "whatever may be released has been"
+                    return await self._made(device, reading, generations, last, failure, asker, words)
                 return await self._refuse(device, need_mb, usable, found, failure, asker)
             owner = found.chosen[0]
             asked.add((owner.runtime, owner.model))
-            more = asker.wanted_seq is not None and len(found.chosen) > 1
+            more = len(found.chosen) > 1
             wanted_mb = None if need_mb is None else (reading.free_mb or 0) + need_mb - usable
-            released = await self._release(device, owner, reading, wanted_mb, found, asker, more=more)
-            if released.reason is None:
-                generations.append(released.generation)
-                unanswered = more
+            last = await self._release(device, owner, reading, wanted_mb, found, asker, more=more)
+            if last.reason is None:
+                generations.append(last.generation)
             else:
-                failure = released
+                failure = last
                 if device.id in self._room.blocked:
-                    return Refused(reason=released.reason, detail=released.detail, considered=found.considered)
+                    return Refused(reason=last.reason, detail=last.detail, considered=found.considered)
 
     def plan(
         self,
@@ -133,16 +141,27 @@ class Handoff:
     ) -> Plan:
         """Who would be asked now, by the newest looks. Pure but for them."""
         owners = [
-            owner
+            owner if self._may_take_turn(owner, asker) else replace(owner, loading=True)
             for owner in self._room.owners_on(device.id, but=asker.epoch)
             if (owner.runtime, owner.model) not in but
             and asker.runtime in (None, owner.runtime)
-            and asker.model in (None, owner.model)
+            and (asker.model is None or (owner.model is not None and same_model(owner.model, asker.model)))
         ]
         return plan(shortfall_mb, owners)
 
+    def _elsewhere(self, owner: Owner, asker: Asker) -> set[str]:
+        """Devices that a release of this owner may change, and whose turn the asker does not hold."""
+        provider = self._room.tenancy.provider(owner.runtime)
+        named = () if provider is None else provider.config.devices or self._room.gpu_ids()
+        return set(named) - set(asker.turn_on)
+
+    def _may_take_turn(self, owner: Owner, asker: Asker) -> bool:
+        """Whether nobody loads or releases on the other devices of this owner."""
+        return not any(self._room.turns.taken(device) for device in self._elsewhere(owner, asker))
+
     def _usable_mb(self, device: Device, reading: DeviceReading, asker: Asker) -> int | None:
-        ledger = self._room.ledger if asker.epoch is None else self._room.ledger.without(asker.epoch)
+        own = asker.epoch if asker.reserved_under is None else asker.reserved_under
+        ledger = self._room.ledger if own is None else self._room.ledger.without(own)
         return usable_mb(device, reading, ledger.unseen_mb(reading))
 
     async def _refuse(
@@ -173,16 +192,28 @@ class Handoff:
         await self._room.device_subject(device.id).append(refused, job=asker.job, epoch=asker.epoch)
         return Refused(reason=reason, detail=detail, considered=found.considered)
 
-    async def _nothing_more(self, device: Device, asker: Asker, detail: str) -> None:
-        """The last word on a wish, where the last release said that more would follow."""
-        refused = facts.ReclaimRefused(
-            host=self._room.host,
-            device=device.id,
-            reason=Reason.NOT_NEEDED,
-            detail=f"nothing more is released: {detail}",
-            wanted_seq=asker.wanted_seq,
-        )
-        await self._room.device_subject(device.id).append(refused)
+    async def _made(
+        self,
+        device: Device,
+        reading: DeviceReading,
+        generations: Sequence[int],
+        last: _Released | None,
+        failure: _Released | None,
+        asker: Asker,
+        why: str,
+    ) -> Made:
+        """There is room; a wish whose last answer announced another one gets it."""
+        if last is not None and last.more:
+            told = f"nothing more is released: {why}"
+            refused = facts.ReclaimRefused(
+                host=self._room.host,
+                device=device.id,
+                reason=Reason.NOT_NEEDED,
+                detail=told if failure is None else f"{told}; {failure.detail}",
+                wanted_seq=asker.wanted_seq,
+            )
+            await self._room.device_subject(device.id).append(refused)
+        return Made(free_mb=reading.free_mb or 0, generations=tuple(generations), answered=last is not None)
 
     async def _release(
         self,
@@ -197,13 +228,17 @@ class Handoff:
     ) -> _Released:
         """One release to its end, also where whoever asked leaves meanwhile: what was sent cannot be called back."""
         tenancy = self._room.tenancy
-        # Before anything is awaited: whoever comes to this runtime from now on waits until it has settled.
-        tenancy.releasing(owner.runtime, going=True)
+        # Before anything is awaited: whoever comes to this runtime from now on waits until it has settled, and whoever
+        # would load or release on its other devices until their turn is left.
+        turn = self._room.turns.take_at_once(self._elsewhere(owner, asker))
+        tenancy.begin_release(owner.runtime, owner.model)
         task = asyncio.create_task(self._to_its_end(device, owner, before, wanted_mb, found, asker, more=more))
         self._going[device.id] = task
 
         def ended(task: asyncio.Task[_Released]) -> None:
-            tenancy.releasing(owner.runtime, going=False)
+            tenancy.end_release(owner.runtime)
+            if turn is not None:
+                turn.leave()
             if self._going.get(device.id) is task:
                 del self._going[device.id]
             if not task.cancelled():
@@ -241,24 +276,25 @@ class Handoff:
         subject = room.device_subject(device.id)
         generation = await subject.append(requested, job=asker.job, epoch=asker.epoch)
         provider = room.tenancy.provider(owner.runtime)
-        why_not = self._dropped(owner, asker)
-        began_s = time.monotonic()
+        why_not = self._dropped(device, owner, asker)
+        began_s = asyncio.get_running_loop().time()
         if provider is None or why_not is not None:
-            detail = why_not or "it is not in the registry any more"
-            return await self._failed(device, owner, generation, Reason.OWNER_BUSY, detail, before, began_s, asker)
+            hurdle = why_not or Hurdle(Reason.NOT_RELEASABLE, "it is not in the registry any more")
+            detail = f"the release of {owner.label} was dropped: {hurdle.detail}"
+            return await self._failed(device, owner, generation, hurdle.reason, detail, before, began_s, asker)
         settling = Settling(before_mb=before.free_mb or 0, promised_mb=owner.held_mb or 0, wanted_mb=wanted_mb)
         try:
-            room.tenancy.let_go(owner.runtime)
             async with asyncio.timeout(provider.config.release_timeout_s):
                 await provider.release(owner.model)
-                await self._settle(device, settling)
+                await self._settle(device.id, settling)
         except RuntimeFailure as failure:
             detail = f"{owner.label} did not let go: {failure.detail}"
             return await self._failed(device, owner, generation, Reason.RELEASE_FAILED, detail, before, began_s, asker)
         except TimeoutError:
             if not settling.yielded:
                 return await self._blocked(device, owner, provider, generation, settling, began_s, asker)
-        room.tenancy.let_go(owner.runtime)
+        short = wanted_mb is not None and settling.free_mb < wanted_mb
+        more = asker.wanted_seq is not None and (more or short)
         reclaimed = facts.Reclaimed(
             host=room.host,
             device=device.id,
@@ -268,7 +304,7 @@ class Handoff:
             promised_mb=owner.held_mb,
             measured_mb=settling.measured_mb,
             free_mb=settling.free_mb,
-            settle_s=round(time.monotonic() - began_s, 3),
+            settle_s=_since_s(began_s),
             job=asker.job,
             wanted_seq=asker.wanted_seq,
             more=more,
@@ -283,22 +319,31 @@ class Handoff:
             generation=generation,
         )
         await room.runtime_subject(owner.runtime).append(unloaded, job=asker.job)
-        return _Released(generation=generation)
+        return _Released(generation=generation, more=more)
 
-    def _dropped(self, owner: Owner, asker: Asker) -> str | None:
-        """Why the release is not wanted any more, now that it is in the log; None where it is."""
+    def _dropped(self, device: Device, owner: Owner, asker: Asker) -> Hurdle | None:
+        """Why the release is not to be sent any more, now that it is in the log; None where it is."""
         if not asker.wanted():
-            return "whoever needed it is gone"
-        if self._room.tenancy.jobs(owner.runtime, but=asker.epoch):
-            return "a job came to it in between"
-        return None
+            return Hurdle(Reason.NOT_NEEDED, "whoever needed it is gone")
+        name = (owner.runtime, owner.model)
+        owners = self._room.owners_on(device.id, but=asker.epoch)
+        again = next((each for each in owners if (each.runtime, each.model) == name), None)
+        if again is None:
+            return Hurdle(Reason.NOT_NEEDED, "it holds nothing there any more")
+        return next(iter(hurdles(again)), None)
 
-    async def _settle(self, device: Device, settling: Settling) -> None:
+    async def until_shown(self, device_id: str, before: DeviceReading, promised_mb: int) -> None:
+        """Wait until the device shows what a release that nobody asked room for gave back. The caller bounds it."""
+        if before.free_mb is None or promised_mb <= 0 or not shows_use(before):
+            return
+        await self._settle(device_id, Settling(before_mb=before.free_mb, promised_mb=promised_mb, wanted_mb=None))
+
+    async def _settle(self, device_id: str, settling: Settling) -> None:
         """Read the device until it shows enough, or no longer moves."""
         while True:
-            reading = await self._room.inventory.read(device.id)
+            reading = await self._room.inventory.read(device_id)
             free_mb = reading.free_mb if reading.state == "healthy" else None
-            if settling.saw(free_mb, time.monotonic()) != "moving":
+            if settling.saw(free_mb, asyncio.get_running_loop().time()) != "moving":
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -314,7 +359,7 @@ class Handoff:
     ) -> _Released:
         """It accepted, and the device does not show it: nothing more is given out there until it does."""
         look = await self._room.residency(provider)
-        waited_s = time.monotonic() - began_s
+        waited_s = _since_s(began_s)
         if look.resident is None:
             reason, says = Reason.HANDOFF_TIMEOUT, "it does not say what it holds"
         elif look.resident and (owner.model is None or provider.find(look, owner.model) is not None):
@@ -327,6 +372,7 @@ class Handoff:
         )
         self._room.block(device.id, detail, free_mb=settling.before_mb + settling.promised_mb // 2)
         failed = await self._failed(device, owner, generation, reason, detail, None, began_s, asker, settling.free_mb)
+        self._room.told_states[device.id] = "blocked"
         changed = facts.Changed(host=self._room.host, device=device.id, state="blocked", detail=detail)
         await self._room.device_subject(device.id).append(changed)
         _log.warning("device_blocked", device=device.id, detail=detail)
@@ -344,6 +390,9 @@ class Handoff:
         asker: Asker,
         free_mb: int | None = None,
     ) -> _Released:
+        if owner.model is not None:
+            self._room.tenancy.stays(owner.runtime, owner.model)
+        more = asker.wanted_seq is not None and device.id not in self._room.blocked
         failed = facts.ReclaimFailed(
             host=self._room.host,
             device=device.id,
@@ -353,12 +402,18 @@ class Handoff:
             reason=reason,
             detail=detail,
             free_mb=free_mb if before is None else before.free_mb,
-            waited_s=round(time.monotonic() - began_s, 3),
+            waited_s=_since_s(began_s),
             job=asker.job,
             wanted_seq=asker.wanted_seq,
+            more=more,
         )
         await self._room.device_subject(device.id).append(failed, job=asker.job, epoch=asker.epoch)
-        return _Released(generation=generation, reason=reason, detail=detail)
+        return _Released(generation=generation, reason=reason, detail=detail, more=more)
+
+
+def _since_s(began_s: float) -> float:
+    """Seconds of the loop's clock, to the millisecond."""
+    return round(asyncio.get_running_loop().time() - began_s, 3)
 
 
 def _stays(each: Considered) -> str:

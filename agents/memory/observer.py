@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ from gpukeeper.agents.memory.holdings import holdings_of
 from gpukeeper.agents.processes import family, listener_pid
 from gpukeeper.agents.runtimes.activity import infer_activity
 from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import DeviceReading, RuntimeReading
 
 if TYPE_CHECKING:
@@ -40,17 +41,18 @@ class Observer:
         config = provider.config
         previous = tenancy.reading(config.name)
         own_jobs = tenancy.working(config.name)
+        going = tenancy.let_go(config.name)
         look = await provider.look()
         if self.steward is not None and (state := await self.steward.state_of(config.name)) is not None:
             look = with_container(look, state)
         usable = config.devices or self._room.gpu_ids()
         near = [readings[device] for device in usable if device in readings]
         activity = infer_activity(
-            look,
+            _without(look, going),
             own_jobs=max(own_jobs, tenancy.working(config.name)),
             sole_client=config.sole_client,
             device_readings=near if len(near) == len(usable) else (),
-            previous=previous,
+            previous=None if previous is None else _without(previous, going),
         )
         holdings = holdings_of(
             look,
@@ -67,6 +69,13 @@ class Observer:
         if port is None or not any(reading.processes for reading in near):
             return None
         return await asyncio.to_thread(_family_of_listener, port)
+
+
+def _without(look: RuntimeReading, going: Collection[str]) -> RuntimeReading:
+    """The look without the models that were asked to go: that one of them has gone is no sign of anybody's work."""
+    if not going or look.resident is None:
+        return look
+    return replace(look, resident=tuple(row for row in look.resident if canonical(row.model) not in going))
 
 
 def _family_of_listener(port: int) -> frozenset[int] | None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
-import msgspec
 from msgspec.structs import replace
 
 from gpukeeper.agents.runtimes.port import Provider
@@ -18,16 +17,6 @@ from gpukeeper.events.readings import RuntimeReading
 from gpukeeper.projections.host import ALL
 
 
-class Use(msgspec.Struct, frozen=True):
-    """A resident model that a job of ours rests on."""
-
-    #: By its shortest name.
-    model: str
-    options: str
-    #: Its request is on the way: from now on the runtime itself knows that the model is in use.
-    asked: bool = False
-
-
 class _Entry:
     """One registered runtime."""
 
@@ -36,12 +25,16 @@ class _Entry:
         "epochs",
         "grace_s",
         "idleness",
+        "let_go",
         "loaded",
         "loading",
         "provider",
         "reading",
+        "releases",
+        "releasing",
         "settled",
-        "uses",
+        "using",
+        "worked_at",
     )
 
     def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
@@ -49,27 +42,25 @@ class _Entry:
         self.grace_s = grace_s
         #: Claims of ours that are here, from before their admission until their end.
         self.epochs: set[int] = set()
+        #: Those of them that have it load or run by now.
+        self.using: set[int] = set()
+        #: When a load or run of ours ended last.
+        self.worked_at: datetime | None = None
+        #: When a load or release of ours began or ended last.
+        self.changed_at: datetime | None = None
         self.idleness = Idleness(gap_max_s=gap_max_s)
         self.reading: RuntimeReading | None = None
         self.loading = 0
         #: The options that each model was loaded with last, by its shortest name, where we loaded it.
         self.loaded: dict[str, str] = {}
-        #: When we last had it load something or let go of something.
-        self.changed_at: datetime | None = None
-        #: What each claim's job has in use, from when it was seen to be there until the claim ends.
-        self.uses: dict[int, Use] = {}
+        #: Models, by their shortest names, that were asked to go and have not been seen to be gone.
+        self.let_go: set[str] = set()
+        #: How many releases are under way, and how many were ever begun.
+        self.releasing = 0
+        self.releases = 0
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
-
-    @property
-    def working(self) -> int:
-        """Loads of ours, and jobs of ours that rest on a model here."""
-        return self.loading + len(self.uses)
-
-    def works(self) -> None:
-        """We have it do something, or had until now: whatever idleness was proven is over."""
-        self.idleness = Idleness(gap_max_s=self.idleness.gap_max_s)
 
 
 class Tenancy:
@@ -78,8 +69,6 @@ class Tenancy:
     def __init__(self, *, now: Callable[[], datetime]) -> None:
         self._now = now
         self._entries: dict[str, _Entry] = {}
-        #: Set, and replaced, whenever a job's use of a model changes.
-        self._uses_changed = asyncio.Event()
 
     def register(self, provider: Provider, *, grace_s: float, gap_max_s: float) -> None:
         """From now on it may be asked to let go, by the rules; what is not registered is never touched."""
@@ -97,84 +86,58 @@ class Tenancy:
     # --- use
 
     def enter(self, runtime: str, epoch: int) -> None:
-        """A job of ours is about to load or run there: nothing is released there for anybody else.
+        """A job of ours has come, and may load or run: from now on nobody else may have the runtime let go.
 
-        It has not touched the runtime yet, so what was proven of its idleness stays: else a job could never get the
-        memory that another model of its own runtime holds.
+        It has not touched it yet, so what is proven of its idleness still counts for the job itself.
         """
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.epochs.add(epoch)
 
-    def leave(self, runtime: str, epoch: int) -> None:
-        entry = self._entries.get(runtime)
-        if entry is None:
-            return
-        entry.epochs.discard(epoch)
-        if entry.uses.pop(epoch, None) is not None:
-            entry.works()
-            self._tell_uses()
-
-    def use(self, runtime: str, epoch: int, model: str, options: str, *, asked: bool = False) -> None:
-        """The job of ``epoch`` rests on this model's being there as it is, until it leaves."""
+    def use(self, runtime: str, epoch: int) -> None:
+        """The job is about to have it load or run: whatever idleness was proven is over."""
         entry = self._entries.get(runtime)
         if entry is not None:
-            entry.uses[epoch] = Use(canonical(model), options, asked)
-            entry.works()
-            self._tell_uses()
+            entry.using.add(epoch)
+            self._worked(entry)
 
-    def _tell_uses(self) -> None:
-        told, self._uses_changed = self._uses_changed, asyncio.Event()
-        told.set()
-
-    def in_use(self, runtime: str, model: str, *, but: int) -> bool:
-        """Whether a job of ours, but for this one, rests on the model."""
+    def leave(self, runtime: str, epoch: int) -> None:
+        """The job is over. One that was refused before it touched the runtime leaves its idleness as it was."""
         entry = self._entries.get(runtime)
-        name = canonical(model)
-        return entry is not None and any(epoch != but and use.model == name for epoch, use in entry.uses.items())
+        if entry is not None:
+            entry.epochs.discard(epoch)
+            if epoch in entry.using:
+                entry.using.discard(epoch)
+                self._worked(entry)
 
-    def load_would_harm(self, runtime: str, model: str, options: str, *, but: int) -> bool:
-        """Whether a load there would take away what another job of ours rests on.
-
-        One with other options replaces a model, also while it works. What no request has reached yet, a runtime takes
-        for idle: it may throw it out for any other model.
-        """
+    def working(self, runtime: str) -> int:
+        """Loads and runs of ours that are there now."""
         entry = self._entries.get(runtime)
-        name = canonical(model)
-        return entry is not None and any(
-            (use.model == name and use.options != options) if use.asked else (use.model, use.options) != (name, options)
-            for epoch, use in entry.uses.items()
-            if epoch != but
-        )
+        return 0 if entry is None else len(entry.using) + entry.loading
 
-    async def until_harmless(self, runtime: str, model: str, options: str, *, but: int) -> None:
-        """Wait while a load would harm. Who waits holds the turn: nobody else's load begins meanwhile."""
-        while self.load_would_harm(runtime, model, options, but=but):
-            await self._uses_changed.wait()
+    def _worked(self, entry: _Entry) -> None:
+        entry.worked_at = self._now()
+        entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
 
     def jobs(self, runtime: str, *, but: int | None = None) -> int:
         """Claims of ours that are there, without the one that asks."""
         entry = self._entries.get(runtime)
         return 0 if entry is None else len(entry.epochs - {but})
 
-    def working(self, runtime: str) -> int:
-        """Loads and jobs of ours that have it do something now. A claim that only waits for room is none."""
-        entry = self._entries.get(runtime)
-        return 0 if entry is None else entry.working
-
     def loading(self, runtime: str, change: int) -> None:
         """A load or a fetch begins (+1) or has ended (-1) there."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
-            entry.works()
             entry.changed_at = self._now()
+            self._worked(entry)
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
         """We had it load ``model`` (by its shortest name) with these options."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loaded[model] = options
+            entry.let_go.discard(model)
 
     def serves(self, runtime: str, model: str, options: str) -> bool:
         """Whether ``model``, as it is resident there, is loaded with the options that a job needs.
@@ -187,15 +150,43 @@ class Tenancy:
 
     def is_releasing(self, runtime: str) -> bool:
         entry = self._entries.get(runtime)
-        return entry is not None and not entry.settled.is_set()
+        return entry is not None and entry.releasing > 0
 
-    def releasing(self, runtime: str, *, going: bool) -> None:
-        """A release is under way there, or has come to its end."""
+    def releases_begun(self, runtime: str) -> int:
+        """How many releases have begun there: a look from before one of them tells nothing of what it holds now."""
         entry = self._entries.get(runtime)
-        if entry is not None and going:
+        return 0 if entry is None else entry.releases
+
+    def begin_release(self, runtime: str, model: str | None) -> None:
+        """A release is under way there, of this model or of all: whoever comes waits until it has settled."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.changed_at = self._now()
+            entry.releasing += 1
+            entry.releases += 1
             entry.settled.clear()
-        elif entry is not None:
-            entry.settled.set()
+            if model is not None:
+                entry.let_go.add(canonical(model))
+
+    def end_release(self, runtime: str) -> None:
+        """It has come to its end, whichever."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.changed_at = self._now()
+            entry.releasing -= 1
+            if entry.releasing == 0:
+                entry.settled.set()
+
+    def stays(self, runtime: str, model: str) -> None:
+        """It was asked to let go of the model, and did not."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.let_go.discard(canonical(model))
+
+    def let_go(self, runtime: str) -> frozenset[str]:
+        """Models, by their shortest names, whose rows go because we asked: that they are missing says nothing else."""
+        entry = self._entries.get(runtime)
+        return frozenset() if entry is None else frozenset(entry.let_go)
 
     async def until_settled(self, runtime: str) -> None:
         """Wait while something is being released there: what it holds then is not what it holds now."""
@@ -210,7 +201,11 @@ class Tenancy:
         entry = self._entries.get(reading.runtime)
         if entry is None:
             return reading
-        entry.idleness = entry.idleness.read(reading, entry.working)
+        if reading.resident is not None:
+            entry.let_go &= {canonical(row.model) for row in reading.resident}
+        # A look that began while a load or run of ours went on proves nothing, though that has ended by now.
+        before = entry.worked_at is not None and parse_utc(reading.read_at) <= entry.worked_at
+        entry.idleness = entry.idleness.read(reading, len(entry.using) + entry.loading + before)
         since = entry.idleness.since
         entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
         return entry.reading
@@ -220,30 +215,23 @@ class Tenancy:
         entry = self._entries.get(runtime)
         return None if entry is None else entry.reading
 
-    def let_go(self, runtime: str) -> None:
-        """It let go of something for us: what it was seen to hold before is no longer expected there."""
-        entry = self._entries.get(runtime)
-        if entry is not None:
-            entry.changed_at = self._now()
+    def expects(self, provider: Provider, model: str) -> RuntimeReading | None:
+        """The newest look, where it lists ``model`` and nothing is known by which that would be gone by now.
 
-    def why_expected(self, provider: Provider, model: str, *, but: int) -> str | None:
-        """Why a look that does not list ``model`` is no proof that it is gone, in words; None where it may be.
-
-        Busy models are missing from a look or two (BASTION 0.4.1).
+        A look that does not list it is then no proof that it is gone: busy models are missing from a look or two
+        (BASTION 0.4.1).
         """
         entry = self._entries.get(provider.config.name)
-        if entry is None:
-            return None
-        if self.in_use(provider.config.name, model, but=but):
-            return "a job of ours uses it"
-        reading = entry.reading
+        reading = None if entry is None else entry.reading
         row = None if reading is None else provider.find(reading, model)
-        if reading is None or row is None or row.stopping or _is_over(row.expires_at, self._now()):
+        if entry is None or reading is None or row is None or row.stopping or _is_over(row.expires_at, self._now()):
+            return None
+        if canonical(model) in entry.let_go:
             return None
         if entry.changed_at is not None and parse_utc(reading.read_at) <= entry.changed_at:
             # What we load or let go of may push out other things.
             return None
-        return f"it was listed at {reading.read_at}"
+        return reading
 
     def tenants(
         self, devices: Iterable[str], pins: Mapping[str, tuple[str, ...]], *, but: int | None = None

@@ -75,12 +75,12 @@ class Wishes:
             await self._refuse(device_id, wish, Reason.OWNER_BUSY, detail)
             return
         try:
-            asker = Asker(wanted_seq=wish.seq, runtime=wish.runtime, model=wish.model)
+            asker = Asker(wanted_seq=wish.seq, runtime=wish.runtime, model=wish.model, turn_on=(device_id,))
             made = await room.handoff.make_room(device, wish.vram_mb, asker)
             if isinstance(made, Refused):
                 if made.reason is Reason.DEVICE_UNKNOWN:
                     await self._refuse(device_id, wish, made.reason, made.detail)
-            elif not made.generations:
+            elif not made.answered:
                 await self._refuse(device_id, wish, Reason.NOT_NEEDED, f"{made.free_mb} MB are free already")
         finally:
             await room.handoff.over(device_id)
@@ -108,11 +108,11 @@ class Wishes:
         elif self._steward is None:
             outcome = ActOutcome(done=False, reason=Reason.NO_CONTAINER, detail="the registry names no container")
         else:
-            room.tenancy.releasing(runtime, going=True)
+            room.tenancy.begin_release(runtime, None)
             try:
                 outcome = await self._steward.perform(runtime, cast("Act", wish.act))
             finally:
-                room.tenancy.releasing(runtime, going=False)
+                room.tenancy.end_release(runtime)
         acted = Acted(
             host=room.host,
             runtime=runtime,

@@ -41,6 +41,9 @@ def infer_activity(
         return "unknown"
     if sole_client:
         return "idle"
+    if len(_stays(reading.resident)) != len(reading.resident):
+        # Two rows of one name contradict each other.
+        return "unknown"
     if previous is None or previous.resident is None or not _rested(device_readings):
         return "unknown"
     return "idle" if _stays(previous.resident) == _stays(reading.resident) and not _leaving(reading) else "unknown"

@@ -84,6 +84,10 @@ def submit(
     vram_mb: Annotated[
         int | None, typer.Option("--vram-mb", help="Memory that it needs, in MB.", rich_help_panel=_PLACE)
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", help="GPUs of one host at once; --vram-mb is for each.", rich_help_panel=_PLACE),
+    ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", help="A kind of job of the configuration.", rich_help_panel=_PLACE)
     ] = None,
@@ -145,6 +149,7 @@ def submit(
         place=place,
         priority=priority,
         vram_mb=vram_mb,
+        gpus=gpus,
         on_capacity=on_capacity,
         deadlines=deadline or (),
         labels=label or (),

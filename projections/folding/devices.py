@@ -50,7 +50,7 @@ def on_claimed(site: Site, event: Event, fact: device_facts.Claimed) -> None:
     site.change_device(event, fact.host, fact.device, claims=(*claims, claim))
     job = site.jobs.get(fact.job)
     if job is not None and job.route is not None and job.route.seq == fact.route_seq:
-        site.unlist(job)
+        site.unlist(job, fact.device)
 
 
 def on_released(site: Site, event: Event, fact: device_facts.Released) -> None:
@@ -101,7 +101,7 @@ def on_reclaim_end(
     event: Event,
     fact: device_facts.Reclaimed | device_facts.ReclaimRefused | device_facts.ReclaimFailed,
 ) -> None:
-    if isinstance(fact, device_facts.Reclaimed) and fact.more:
+    if not isinstance(fact, device_facts.ReclaimRefused) and fact.more:
         site.change_device(event, fact.host, fact.device)
         return
     old = site.devices.get(device_key(fact.host, fact.device))

@@ -508,7 +508,7 @@ async def test_the_second_job_of_a_model_needs_what_the_first_one_was_measured_t
 @pytest.mark.parametrize("by", ["runtime", "job"])
 async def test_a_model_is_unloaded_after_the_job_where_the_policy_says_so(site: Site, host: Cards, by: str) -> None:
     await begin(site, host, residency="unload" if by == "runtime" else "pin")
-    fields: dict[str, object] = {} if by == "runtime" else {"residency": "unload"}
+    fields: dict[str, Any] = {} if by == "runtime" else {"residency": "unload"}
     done = await site.submit(job("one", **fields))
     await succeeds(site, done)
     (unloaded,) = await site.watch.until(lambda: site.watch.all(ModelUnloaded), "it is unloaded")
@@ -523,7 +523,7 @@ async def test_a_model_is_unloaded_after_the_job_where_the_policy_says_so(site: 
 async def test_a_pinned_model_stays_though_others_want_its_memory(site: Site, host: Cards, by: str) -> None:
     host.ollama.installed = {"a:14b": 15_000 * MB, "b:14b": 15_000 * MB}
     await begin(site, host, residency="pin" if by == "runtime" else "unload")
-    fields: dict[str, object] = {} if by == "runtime" else {"residency": "pin"}
+    fields: dict[str, Any] = {} if by == "runtime" else {"residency": "pin"}
     done = await site.submit(job("one", "a:14b", **fields))
     await succeeds(site, done)
     (pinned,) = await site.watch.until(lambda: site.watch.all(Pinned), "it is pinned")

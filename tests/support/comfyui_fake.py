@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from support.fake_http import Exchange, FakeServer, graph_text, run_as_process
@@ -33,7 +33,11 @@ class FakeComfyUI(FakeServer):
         super().__init__()
         #: What runs bring in, and keep until ``/free``.
         self.run_bytes = 4_000_000_000
-        self.held = 0
+        #: Called with the bytes now held whenever they change, so that a fake device can follow.
+        self.on_held: Callable[[int], None] | None = None
+        self._held = 0
+        #: Websockets that pages of a browser hold open.
+        self.sockets = 0
         self.device_type = "cuda"
         #: ``/system_stats`` instead of the truth.
         self.stats: dict[str, Any] | None = None
@@ -54,6 +58,17 @@ class FakeComfyUI(FakeServer):
         self._pending: list[_Prompt] = []
         self._running: _Prompt | None = None
         self._history: dict[str, dict[str, Any]] = {}
+
+    @property
+    def held(self) -> int:
+        """Bytes that torch has given out."""
+        return self._held
+
+    @held.setter
+    def held(self, held: int) -> None:
+        self._held = held
+        if self.on_held is not None:
+            self.on_held(held)
 
     def counters(self) -> dict[str, Any]:
         own = ("executions", "interrupts", "deleted", "frees", "held", "failed_looks")
@@ -90,6 +105,8 @@ class FakeComfyUI(FakeServer):
                 self._interrupt(exchange)
             case "/system_stats":
                 exchange.respond_json(self._stats())
+            case "/ws":
+                return self._keep_open(exchange)
             case "/free":
                 self.frees += 1
                 self.held = 0
@@ -97,6 +114,13 @@ class FakeComfyUI(FakeServer):
             case _:
                 exchange.respond(b"404: Not Found", status=404, kind="text/plain")
         return None
+
+    async def _keep_open(self, exchange: Exchange) -> None:
+        """A page's websocket: it says nothing, and stays until the page is closed."""
+        exchange.switch("websocket")
+        self.sockets += 1
+        await exchange.gone.wait()
+        self.sockets -= 1
 
     def _look(self, exchange: Exchange) -> None:
         if self.failing_looks > 0:
@@ -140,12 +164,22 @@ class FakeComfyUI(FakeServer):
             exchange.respond_json({"error": error, "node_errors": {}}, status=400)
             return
         own = None if self.old else asked.get("prompt_id")
-        prompt = _Prompt(self._number, own or str(uuid.uuid4()), graph, asked.get("client_id"))
-        self._number += 1
-        self._pending.append(prompt)
+        prompt = self._enqueue(graph, own, asked.get("client_id"))
         exchange.respond_json({"prompt_id": prompt.prompt_id, "number": prompt.entry[0], "node_errors": {}})
         if self._running is None:
             self._next()
+
+    def queue_prompt(self, graph: dict[str, Any]) -> None:
+        """Queue a graph as somebody does who is not the one under test."""
+        self._enqueue(graph)
+        if self._running is None:
+            self._next()
+
+    def _enqueue(self, graph: dict[str, Any], prompt_id: str | None = None, client_id: str | None = None) -> _Prompt:
+        prompt = _Prompt(self._number, prompt_id or str(uuid.uuid4()), graph, client_id)
+        self._number += 1
+        self._pending.append(prompt)
+        return prompt
 
     def _next(self) -> None:
         if self._pending:

@@ -87,6 +87,12 @@ class Exchange:
             b"HTTP/1.1 200 OK\r\nContent-Type: " + kind.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
 
+    def switch(self, protocol: str) -> None:
+        """Take the connection over to another protocol. No request follows on it."""
+        self._connection.send(
+            f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: {protocol}\r\nConnection: Upgrade\r\n\r\n".encode()
+        )
+
     def chunk(self, data: bytes) -> None:
         self._connection.send(b"%x\r\n%s\r\n" % (len(data), data))
 

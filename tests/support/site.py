@@ -128,8 +128,8 @@ class Served(msgspec.Struct, frozen=True):
     name: str
     provider: str
     server: FakeServer
-    #: What its entry in the registry says besides.
-    settings: Mapping[str, object] = {}
+    #: What its entry in the registry says besides name, provider and URL.
+    settings: dict[str, object] = {}
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -333,8 +333,8 @@ class Site:
 
     # --- producers and operators
 
-    async def heartbeat(self, wanted: Callable[[Heartbeat], bool], *, times: int = 1) -> Heartbeat:
-        """Wait for the ``times``-th heartbeat that is as ``wanted``."""
+    async def heartbeat(self, wanted: Callable[[Heartbeat], bool], *, times: int = 1, after: int = 0) -> Heartbeat:
+        """Wait for the ``times``-th heartbeat ``after`` that sequence that is as ``wanted``."""
         left = times
         found: asyncio.Future[Heartbeat] = asyncio.get_running_loop().create_future()
 
@@ -343,16 +343,21 @@ class Site:
             beat = decode(stored).data
             if isinstance(beat, Heartbeat) and wanted(beat):
                 left -= 1
-                if left == 0:
+                if left == 0 and not found.done():
                     found.set_result(beat)
 
         log = JetStreamLog(self.connection, stream=BEATS_STREAM)
-        follower = await log.follow(on_stored, after=0)
+        follower = await log.follow(on_stored, after=after)
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await found
         finally:
             await follower.stop()
+
+    async def new_heartbeat(self, wanted: Callable[[Heartbeat], bool], *, times: int = 1) -> Heartbeat:
+        """The same, of heartbeats that are still to come."""
+        after = await JetStreamLog(self.connection, stream=BEATS_STREAM).last_seq()
+        return await self.heartbeat(wanted, times=times, after=after)
 
     async def publish(self, subject: str, body: bytes, *, msg_id: str | None = None) -> int | None:
         """One raw publish; the sequence it was acknowledged with, None where nobody acknowledged it."""

@@ -8,7 +8,7 @@ Also a process: ``python -m support.vllm_fake --port-file F``.
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -31,6 +31,8 @@ class FakeVllm(FakeServer):
         self.can_sleep = True
         #: 0: awake. 1 and 2: asleep at that level.
         self.sleep_level = 0
+        #: Called with whether it is awake when that changes, so that a fake device can follow.
+        self.on_awake: Callable[[bool], None] | None = None
         self.has_weights = True
         self.sleeps: list[int] = []
         self.wakes: list[str] = []
@@ -92,14 +94,20 @@ class FakeVllm(FakeServer):
                 self.sleep_level = int(asked.get("level", ["1"])[0])
                 self.has_weights = self.sleep_level < 2
                 self.sleeps.append(self.sleep_level)
+                self._tell_awake()
             case "/wake_up":
                 tags = ",".join(asked.get("tags", []))
                 self.wakes.append(tags)
                 if tags != "weights":
                     self.sleep_level = 0
+                self._tell_awake()
             case _:
                 self.has_weights = exchange.json()["method"] == "reload_weights"
         exchange.respond(b"")
+
+    def _tell_awake(self) -> None:
+        if self.on_awake is not None:
+            self.on_awake(self.sleep_level == 0)
 
     def _work(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         asked = exchange.json()

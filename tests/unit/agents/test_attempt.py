@@ -106,19 +106,16 @@ async def test_a_declared_need_is_taken_at_its_word() -> None:
 async def test_heartbeats_say_how_far_the_attempt_is() -> None:
     bench = Bench()
     attempt = bench.attempt(await bench.send())
-    assert attempt.beat() is None
+    assert attempt.beats() == []
     task = asyncio.create_task(attempt.run())
     phases: list[str] = []
     while not task.done():
-        beat = attempt.beat()
-        if beat is not None and beat.phase not in phases:
-            phases.append(beat.phase)
+        phases += [beat.phase for beat in attempt.beats() if beat.phase not in phases]
         await asyncio.sleep(0.0005)
     await task
 
     assert phases == ["claimed", "loading", "loaded", "placed", "running"]
-    beat = attempt.beat()
-    assert beat is not None
+    (beat,) = attempt.beats()
     assert (beat.job, beat.device, beat.slot, beat.epoch, beat.tokens) == ("a", "g0", 0, attempt.epoch, 2)
     assert beat.last_progress_at is not None
 

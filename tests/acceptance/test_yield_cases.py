@@ -1,0 +1,350 @@
+"""Cases C26, C29, C31, C32 and vLLM's sleep on the whole path: who yields a card, who does not, and what is shown.
+
+Submission, log, scheduler, agent, the binding of NVML and its shared library are real; the runtimes are fakes whose
+memory shows on the cards of the stub driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gpukeeper.events.device import HandedOff, Reclaimed, ReclaimRequested
+from gpukeeper.events.fact import Fact
+from gpukeeper.events.job import Accepted, Admitted, Denied, Expired, Succeeded, Waiting
+from gpukeeper.events.readings import Activity, Heartbeat
+from gpukeeper.events.reasons import Reason
+from gpukeeper.events.runtime import HealthChanged, ModelUnloaded, Suspect
+from support.cards import offer_driver
+from support.comfyui_fake import FakeComfyUI
+from support.nats import NatsServer
+from support.nvml_stub import MB, Gpu, NvmlStub
+from support.ollama import FakeOllama
+from support.shared_cards import SharedCards
+from support.site import DEVICE, HOST, Served, Site, site_in
+from support.vllm_fake import FakeVllm
+from support.waiting import until
+
+pytestmark = pytest.mark.processes
+pytest_plugins = ["support.nvml_fixture"]
+
+CARD = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+TOTAL_MB = 24_564
+#: What is free of an empty card: artokun/comfyui-mcp#2050.
+EMPTY_MB = 22_875
+GRACE_S = 1.0
+#: Beyond the grace, so that whoever stays after them does not stay for that.
+BEATS = 3
+
+
+@pytest.fixture
+async def site(
+    tmp_path: Path,
+    nats_server: NatsServer,
+    nvml: NvmlStub,
+    nvml_library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Site]:
+    """A site whose host finds the GPUs that the stub of the driver lists."""
+    offer_driver(nvml_library, monkeypatch)
+    async with site_in(tmp_path, nats_server.settings()) as site:
+        site.devices = []
+        site.sections["agent"] |= {"find_devices": True, "idle_grace_s": GRACE_S}
+        yield site
+
+
+@pytest.fixture
+def card(nvml: NvmlStub) -> SharedCards:
+    return SharedCards(nvml, Gpu(uuid=CARD, memory=(TOTAL_MB, EMPTY_MB)))
+
+
+@asynccontextmanager
+async def ollama(site: Site, card: SharedCards) -> AsyncGenerator[FakeOllama]:
+    """An Ollama on the card that nobody else uses."""
+    fake = FakeOllama()
+    fake.count_prompts = True
+    fake.on_vram = card.follow("ollama", on=CARD)
+    async with fake:
+        site.served.append(Served("ollama", "ollama", fake, {"sole_client": True}))
+        yield fake
+
+
+@asynccontextmanager
+async def comfyui(site: Site, card: SharedCards, *, held_mb: int) -> AsyncGenerator[FakeComfyUI]:
+    """A ComfyUI that holds so much of the card."""
+    fake = FakeComfyUI()
+    fake.count_prompts = True
+    fake.on_held = card.follow("comfyui", on=CARD)
+    fake.held = held_mb * MB
+    async with fake:
+        site.served.append(Served("comfyui", "comfyui", fake))
+        yield fake
+
+
+@asynccontextmanager
+async def vllm(site: Site, card: SharedCards, *, holds_mb: int) -> AsyncGenerator[FakeVllm]:
+    """A vLLM that is awake, and holds so much of the card while it is."""
+    fake = FakeVllm()
+    fake.count_prompts = True
+    fake.on_awake = lambda awake: card.hold("vllm", holds_mb if awake else 0, on=CARD)
+    fake.on_awake(True)
+    async with fake:
+        site.served.append(Served("vllm", "vllm", fake, {"holds_mb": holds_mb}))
+        yield fake
+
+
+async def begin(site: Site) -> None:
+    site.scheduler()
+    site.agent()
+    await site.ready()
+
+
+def job(prompt: str, vram_mb: int, *, model: str = "m:8b") -> dict[str, object]:
+    return {"model": model, "prompt": prompt, "need": {"vram_mb": vram_mb}}
+
+
+async def waits(site: Site, job_id: str, reason: Reason = Reason.CAPACITY) -> str:
+    """Wait until the job waits for this reason; the scheduler's words."""
+    await site.watch.until(lambda: site.watch.site.jobs[job_id].reason == reason, f"{job_id} waits: {reason}")
+    told = [(fact.reason, fact.detail) for fact in site.watch.of_job(job_id, Waiting)]
+    told += [(fact.waiting, fact.detail) for fact in site.watch.of_job(job_id, Accepted)]
+    return next(detail for why, detail in told if why == reason)
+
+
+async def beats(site: Site, runtime: str, activity: Activity, *, times: int = BEATS) -> Heartbeat:
+    """Wait for so many more heartbeats that show this of the runtime."""
+
+    def shows(beat: Heartbeat) -> bool:
+        return any(each.runtime == runtime and each.activity == activity for each in beat.runtimes)
+
+    return await site.new_heartbeat(shows, times=times)
+
+
+def of_card(site: Site, kind: type[Fact]) -> list[Fact]:
+    return list(site.watch.of_device(HOST, CARD, kind))
+
+
+# --- C26: memory that shows up late
+
+
+async def test_c26_memory_that_shows_seconds_after_free_is_waited_for_and_the_job_is_admitted(
+    site: Site, card: SharedCards
+) -> None:
+    """C26, artokun/comfyui-mcp#2050: 1,205 of 24,564 MB are free right after /free, and 22,875 later."""
+    async with ollama(site, card), comfyui(site, card, held_mb=EMPTY_MB - 1_205) as owner:
+        await begin(site)
+        wanted = await site.submit(job("large", 20_000))
+        card.prompt = False
+        await until(lambda: owner.frees > 0, "ComfyUI is asked to let go")
+        await site.new_heartbeat(lambda beat: [each.free_mb for each in beat.devices] == [1_205], times=BEATS)
+        assert not of_card(site, Reclaimed)
+        card.prompt = True
+        end = await site.watch.end(wanted)
+
+    assert isinstance(end, Succeeded)
+    (reclaimed,) = site.watch.of_device(HOST, CARD, Reclaimed)
+    assert (reclaimed.runtime, reclaimed.measured_mb, reclaimed.free_mb) == ("comfyui", EMPTY_MB - 1_205, EMPTY_MB)
+    (handed,) = site.watch.of_device(HOST, CARD, HandedOff)
+    assert (handed.job, handed.need_mb, handed.free_mb) == (wanted, 20_000, EMPTY_MB)
+    assert not site.watch.of_job(wanted, Denied)
+    assert len(site.watch.of_job(wanted, Admitted)) == 1
+    assert owner.frees == 1
+    await site.check()
+
+
+async def test_c26_memory_that_shows_in_steps_is_waited_for_to_the_last_of_them(site: Site, card: SharedCards) -> None:
+    """C26's neighbour: the first figure that moves is not the last one."""
+    async with ollama(site, card), comfyui(site, card, held_mb=21_000) as owner:
+        owner.on_held = None
+        await begin(site)
+        wanted = await site.submit(job("large", 20_000))
+        await until(lambda: owner.frees > 0, "ComfyUI is asked to let go")
+        for left_mb in (14_000, 7_000):
+            card.hold("comfyui", left_mb, on=CARD)
+            shown = EMPTY_MB - left_mb
+            await site.new_heartbeat(lambda beat, shown=shown: [each.free_mb for each in beat.devices] == [shown])
+        assert not of_card(site, Reclaimed)
+        card.hold("comfyui", 0, on=CARD)
+        end = await site.watch.end(wanted)
+
+    assert isinstance(end, Succeeded)
+    (reclaimed,) = site.watch.of_device(HOST, CARD, Reclaimed)
+    assert reclaimed.measured_mb == 21_000
+    assert not site.watch.of_job(wanted, Denied)
+    assert owner.frees == 1
+    await site.check()
+
+
+# --- C29: what counts as work
+
+
+async def test_c29_a_socket_that_a_page_holds_open_keeps_no_memory(site: Site, card: SharedCards) -> None:
+    """C29, llama-swap#1001: an idle websocket was counted as a request, so that ComfyUI could never be swapped out."""
+    async with ollama(site, card), comfyui(site, card, held_mb=20_000) as owner:
+        reader, writer = await asyncio.open_connection("127.0.0.1", owner.port)
+        try:
+            writer.write(
+                b"GET /ws?clientId=tab HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            await begin(site)
+            end = await site.run(job("large", 10_000))
+            held_open = owner.sockets
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    assert head.startswith(b"HTTP/1.1 101 ")
+    assert isinstance(end, Succeeded)
+    assert (held_open, owner.frees) == (1, 1)
+    (asked,) = site.watch.of_device(HOST, CARD, ReclaimRequested)
+    assert asked.idle_s is not None
+    assert asked.idle_s >= GRACE_S
+    await site.check()
+
+
+async def test_c29_a_prompt_that_runs_or_waits_keeps_it_and_its_end_begins_the_grace(
+    site: Site, card: SharedCards
+) -> None:
+    """C29's other side: somebody else's prompts, one that runs and one behind it."""
+    async with ollama(site, card), comfyui(site, card, held_mb=20_000) as owner:
+        owner.hold = asyncio.Event()
+        for text in ("first", "second"):
+            owner.queue_prompt({"1": {"class_type": "KSampler", "inputs": {"text": text}}})
+        await begin(site)
+        wanted = await site.submit(job("large", 10_000))
+        words = await waits(site, wanted)
+        await beats(site, "comfyui", "busy")
+        assert owner.frees == 0
+        owner.hold.set()
+        end = await site.watch.end(wanted)
+
+    assert isinstance(end, Succeeded)
+    assert "comfyui" in words
+    assert (owner.executions, owner.frees) == (2, 1)
+    (asked,) = site.watch.of_device(HOST, CARD, ReclaimRequested)
+    assert asked.idle_s is not None
+    assert asked.idle_s >= GRACE_S
+    await site.check()
+
+
+# --- C31: healthy, and gives nothing
+
+
+async def test_c31_a_server_that_gives_no_token_is_suspect_while_it_is_busy_and_trusted_when_it_idles(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """C31, vllm#39863: health 200, running 0, waiting 6; one backend stayed in rotation for 85 minutes."""
+    stuck, good = FakeVllm(), FakeVllm()
+    stuck.stuck, stuck.engines = True, [[0.0, 6.0]]
+    for fake in (stuck, good):
+        fake.count_prompts = True
+    async with site_in(tmp_path, nats_server.settings()) as site, stuck, good:
+        site.devices = [{"id": DEVICE, "source": "static", "kind": "gpu", "total_mb": 24_000, "slots": 3}]
+        site.served += [Served("a-stuck", "vllm", stuck, {"holds_mb": 8_000})]
+        site.served += [Served("b-good", "vllm", good, {"holds_mb": 8_000})]
+        await begin(site)
+        named = {"model": "tiny", "runtime": "a-stuck"}
+        first = await site.submit({**named, "prompt": "stuck", "deadlines": {"first_byte_s": 1}})
+        suspected = await site.watch.until(lambda: site.watch.all(Suspect), "it is suspect")
+        waiting = await site.submit({**named, "prompt": "later"})
+        words = await waits(site, waiting, Reason.NO_ROUTE)
+        elsewhere = [await site.run({"model": "tiny", "prompt": f"elsewhere {number}"}) for number in range(3)]
+        end = await site.watch.end(first)
+        await beats(site, "a-stuck", "busy")
+        runtime = site.watch.site.hosts[HOST].runtime("a-stuck")
+        prompts = dict(stuck.prompts)
+        stuck.stuck, stuck.engines = False, None
+        again = await site.watch.end(waiting)
+        await site.check()
+
+    assert (suspected[0].runtime, suspected[0].reason) == ("a-stuck", Reason.DEADLINE)
+    assert isinstance(end, Expired)
+    assert (end.clock, end.limit_s) == ("first_byte", 1.0)
+    assert "suspect: deadline" in words
+    assert [type(each) for each in elsewhere] == [Succeeded] * 3
+    assert prompts == {"stuck": 1}, "nothing more is sent there"
+    assert runtime is not None
+    assert runtime.healthy
+    assert (runtime.suspect or "").startswith("deadline: ")
+    cleared = [fact for fact in site.watch.all(HealthChanged) if fact.runtime == "a-stuck"][-1]
+    assert (cleared.healthy, cleared.suspect) == (True, None)
+    assert isinstance(again, Succeeded)
+
+
+# --- C31 and C32: what a vLLM's metrics say
+
+
+def metrics(*series: str) -> str:
+    return "\n".join(series) + "\n"
+
+
+IDLE_SERIES = ('vllm:num_requests_running{engine="0"} 0.0', 'vllm:num_requests_waiting{engine="0"} 0.0')
+
+
+@pytest.mark.parametrize(
+    ("text", "activity"),
+    [
+        pytest.param(metrics(*IDLE_SERIES, 'vllm:num_requests_running{engine="1"} 1.0'), "busy", id="second engine"),
+        pytest.param(metrics(*IDLE_SERIES, 'vllm:num_requests_waiting{engine="1"} 6.0'), "busy", id="only waiting"),
+        pytest.param(metrics(IDLE_SERIES[0]), "unknown", id="waiting is absent"),
+        pytest.param(metrics(IDLE_SERIES[1]), "unknown", id="running is absent"),
+        pytest.param(metrics(*IDLE_SERIES, 'vllm:num_requests_running{engine="1"} NaN'), "unknown", id="not a number"),
+        pytest.param(metrics(*IDLE_SERIES, 'vllm:num_requests_running{engine="1"} -1'), "unknown", id="negative"),
+        pytest.param("", "unknown", id="nothing at all"),
+        pytest.param("<html><body>nginx</body></html>", "unknown", id="another page"),
+    ],
+)
+async def test_c31_c32_a_vllm_stays_until_every_series_says_that_nothing_runs_or_waits(
+    site: Site, card: SharedCards, text: str, activity: Activity
+) -> None:
+    """C32, LLMKube's drain-before-roll; C31: six requests wait, and none runs."""
+    async with ollama(site, card), vllm(site, card, holds_mb=16_000) as owner:
+        owner.metrics_text = text
+        await begin(site)
+        wanted = await site.submit(job("large", 20_000))
+        words = await waits(site, wanted)
+        await beats(site, "vllm", activity)
+        assert owner.sleeps == []
+        assert not of_card(site, ReclaimRequested)
+        owner.metrics_text = None
+        end = await site.watch.end(wanted)
+
+    assert isinstance(end, Succeeded)
+    assert "vllm" in words
+    assert owner.sleeps == [1]
+    await site.check()
+
+
+# --- sleeping and waking
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_vllm_sleeps_for_another_runtimes_job_and_is_woken_for_its_own(
+    site: Site, card: SharedCards, level: int
+) -> None:
+    async with ollama(site, card) as other, vllm(site, card, holds_mb=20_000) as owner:
+        site.served[-1].settings["release"] = f"sleep{level}"
+        await begin(site)
+        ends = [await site.run(job("there", 6_000))]
+        asleep = owner.sleep_level
+        ends.append(await site.run(job("back again", 20_000, model="tiny")))
+        awake = owner.sleep_level
+        ends.append(await site.run(job("and there", 6_000)))
+
+    assert [type(end) for end in ends] == [Succeeded] * 3
+    second = ends[1]
+    assert isinstance(second, Succeeded)
+    assert second.result is not None
+    assert "!" not in (second.result.text or "!"), "it answers from weights, not from memory that holds nothing"
+    assert (asleep, awake, owner.sleeps) == (level, 0, [level, level])
+    assert owner.wakes == ([""] if level == 1 else ["weights", "kv_cache"])
+    assert other.unloads == 1
+    released = [(fact.runtime, fact.why) for fact in site.watch.all(ModelUnloaded)]
+    assert released == [("vllm", "reclaim"), ("ollama", "reclaim"), ("vllm", "reclaim")]
+    assert [fact.runtime for fact in site.watch.all(Reclaimed)] == ["vllm", "ollama", "vllm"]
+    await site.check()

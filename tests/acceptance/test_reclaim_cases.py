@@ -5,22 +5,19 @@ The Ollama is a fake whose models show on the cards of the stub driver; the rest
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from gpukeeper.events.device import Changed, HandedOff, Reclaimed, ReclaimFailed, ReclaimRequested
-from gpukeeper.events.job import Admitted, Cancelled, Denied, Succeeded, Waiting
+from gpukeeper.events.device import Changed, HandedOff, Reclaimed, ReclaimRequested
+from gpukeeper.events.job import Succeeded
 from gpukeeper.events.readings import DeviceState
-from gpukeeper.events.reasons import Reason
-from support.cards import MB, Cards, cards
+from support.cards import MB, cards
 from support.nats import NatsServer
 from support.nvml_stub import NvmlStub
-from support.reclaim import A, B, begin, card, command, job, reclaim_site, resident, waits_for
+from support.reclaim import A, begin, card, job, reclaim_site, resident
 from support.site import HOST, Site
-from support.waiting import until
 
 pytestmark = pytest.mark.processes
 pytest_plugins = ["support.nvml_fixture"]

@@ -35,6 +35,8 @@ class Cards:
         #: The GPU or slice that the Ollama loads onto and unloads from.
         self.onto = gpus[0].uuid
         self._held_mb: Counter[str] = Counter()
+        #: What another runtime holds, by GPU.
+        self._others_mb: Counter[str] = Counter()
         self.show()
 
     def show(self) -> None:
@@ -53,6 +55,11 @@ class Cards:
         self._held_mb.clear()
         self.show()
 
+    def holds(self, uuid: str, mb: int) -> None:
+        """Another runtime holds so much of this GPU now."""
+        self._others_mb[uuid] = mb
+        self.show()
+
     def _follow(self, vram_bytes: int) -> None:
         self._held_mb[self.onto] += vram_bytes // MB - self._held_mb.total()
         self.show()
@@ -65,7 +72,7 @@ class Cards:
         if not isinstance(part.memory, tuple):
             return part.memory
         total_mb, free_mb = part.memory
-        return total_mb, free_mb - self._held_mb[part.uuid]
+        return total_mb, free_mb - self._held_mb[part.uuid] - self._others_mb[part.uuid]
 
 
 @asynccontextmanager

@@ -481,7 +481,10 @@ class Attempt:
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
-        return await self._run.execute(body, self._stay(body))
+        stay = self._stay(body)
+        if stay.policy == "pin":
+            self.room.tenancy.kept(self.provider.config.name, body.model)
+        return await self._run.execute(body, stay)
 
     def _stay(self, body: Body) -> Stay:
         config = self.provider.config

@@ -543,7 +543,10 @@ class Attempt:
         hold.phase = "running"
         self._run.during = None
         self._preparation.in_use(body, asked=True)
-        return await self._run.execute(body, self._stay(body))
+        stay = self._stay(body)
+        if stay.policy == "pin":
+            self.room.tenancy.kept(self.provider.config.name, body.model)
+        return await self._run.execute(body, stay)
 
     def _stay(self, body: Body) -> Stay:
         config = self.provider.config

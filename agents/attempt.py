@@ -37,9 +37,10 @@ from gpukeeper.capacity.admission import Deny
 from gpukeeper.capacity.admission import HostRoom as HostLeft
 from gpukeeper.capacity.decision import Decision, Question, decide
 from gpukeeper.capacity.need import Need, which_need
+from gpukeeper.capacity.owners import why_stays
 from gpukeeper.capacity.residency import Stay, stay_of
 from gpukeeper.events import job as facts
-from gpukeeper.events.device import Claimed, Considered, Released
+from gpukeeper.events.device import Claimed, Released
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, RuntimeReading
@@ -398,7 +399,7 @@ class Attempt:
             "considered": stays,
         }
         if denied_there and isinstance(admission, Deny):
-            detail = "; ".join((admission.detail.rstrip("."), *(_stays(each) for each in stays)))
+            detail = "; ".join((admission.detail.rstrip("."), *why_stays(stays)))
             denied = facts.Denied(**told, detail=detail, reason=admission.reason)
             await self._held.append(denied, epoch=self.epoch)
             return False
@@ -507,7 +508,9 @@ class Attempt:
             if expired.name in ("first_byte", "idle"):
                 detail = f"no progress within its {expired.name} clock of {expired.clock.limit_s:g} s"
                 await suspect(self._hold, self._hold.model, Reason.DEADLINE, detail)
-            await self._prove_stopped()
+            suspicion = self.room.suspects.get(self.provider.config.name)
+            if await self._prove_stopped() and suspicion is not None:
+                self.room.work_left[self.provider.config.name] = suspicion
             return endings.expired(self._hold.so_far(), expired)
         except RuntimeFailure as failure:
             if self.stop_reason is None:
@@ -683,9 +686,3 @@ def _hardest(decisions: Sequence[Decision]) -> Decision:
     refused = (one for one in decisions if isinstance(one.admission, Deny) and not one.releases)
     releases = (one for one in decisions if one.releases)
     return next(refused, None) or next(releases, decisions[0])
-
-
-def _stays(each: Considered) -> str:
-    name = each.runtime if each.model is None else f"{each.runtime}/{each.model}"
-    held = "an unknown amount" if each.held_mb is None else f"{each.held_mb} MB"
-    return f"{name} holds {held} and stays: {each.detail} ({each.kept})"

@@ -18,8 +18,9 @@ from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body
 from gpukeeper.agents.endings import ClockExpired
 from gpukeeper.agents.hold import Hold
-from gpukeeper.agents.memory.handoff import Asker, Refused
+from gpukeeper.agents.memory.handoff import Refused
 from gpukeeper.agents.memory.loads import Load
+from gpukeeper.agents.memory.release import Asker
 from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.agents.room import Slot

@@ -107,6 +107,8 @@ class HostRoom:
         self.told_states: dict[str, DeviceState] = {}
         #: Runtimes whose last placement check failed, this agent's or its predecessor's.
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
+        #: Those of them that were proven to have left the work that they gave no progress on.
+        self.work_left: dict[str, Suspicion] = {}
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
         #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.

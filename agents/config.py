@@ -9,6 +9,8 @@ import msgspec
 from gpukeeper.events.ids import TOKEN_PATTERN
 from gpukeeper.events.spec import Residency
 
+#: The longest that a slot is kept for a runtime that is not proven to have stopped.
+STOP_PROOF_S_MAX = 30.0
 #: After its grace: how long attempts that were stopped may take to end their jobs and give their slots back.
 ABANDON_S = 35.0
 #: How long saying goodbye may take while the log is away: silence tells the same, only later.
@@ -110,6 +112,10 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     heartbeat_s: Seconds = 5.0
     #: How long running jobs may take to finish after SIGTERM.
     stop_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.
+    stop_proof_s: Annotated[float, msgspec.Meta(gt=0, le=STOP_PROOF_S_MAX)] = STOP_PROOF_S_MAX
+    #: After a run that took longer, the placement of its model is looked at again.
+    recheck_after_s: Seconds = 60.0
     #: A reading of a device that takes longer is `unknown`.
     reading_timeout_s: Seconds = 5.0
     #: How long a runtime must have been idle without a break before its memory may be taken back.

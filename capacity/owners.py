@@ -11,9 +11,11 @@ from collections.abc import Iterable
 import msgspec
 
 from gpukeeper.capacity.reclaim import Owner
+from gpukeeper.events.device import Considered
 from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import Activity, Holding, Releases, ResidentModel, RuntimeReading
+from gpukeeper.events.reasons import Reason
 from gpukeeper.projections.host import ALL, Runtime
 
 _MB = 1024 * 1024
@@ -88,6 +90,18 @@ def owners_on(device: str, tenants: Iterable[Tenant]) -> tuple[Owner, ...]:
             found += _by_model(device, tenant, reading, reading.resident)
         else:
             found.append(_whole(device, tenant))
+    return tuple(found)
+
+
+def why_stays(considered: Iterable[Considered]) -> tuple[str, ...]:
+    """Who stays and why, in words: one for each owner that holds something on the device, as far as anybody knows."""
+    found: list[str] = []
+    for each in considered:
+        if each.kept is None or (each.kept is Reason.OTHER_DEVICE and each.held_mb == 0):
+            continue
+        name = each.runtime if each.model is None else f"{each.runtime}/{each.model}"
+        held = "an unknown amount" if each.held_mb is None else f"{each.held_mb} MB"
+        found.append(f"{name} holds {held} and stays: {each.detail} ({each.kept})")
     return tuple(found)
 
 

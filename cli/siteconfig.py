@@ -12,6 +12,7 @@ import msgspec
 from gpukeeper.agents.config import (
     KATAGO_COMMAND,
     MEGABYTES_MAX,
+    STOP_PROOF_S_MAX,
     AgentConfig,
     Config,
     DeviceConfig,
@@ -68,6 +69,8 @@ class AgentSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     heartbeat_s: Seconds = 5.0
     stop_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    stop_proof_s: Annotated[float, msgspec.Meta(gt=0, le=STOP_PROOF_S_MAX)] = STOP_PROOF_S_MAX
+    recheck_after_s: Seconds = 60.0
     reading_timeout_s: Seconds = 5.0
     find_devices: bool = True
     find_runtimes: bool = True
@@ -300,6 +303,8 @@ def agent_config(config: SiteConfig, *, machine_name: str) -> AgentConfig:
         find_runtimes=config.agent.find_runtimes,
         heartbeat_s=config.agent.heartbeat_s,
         stop_grace_s=config.agent.stop_grace_s,
+        stop_proof_s=config.agent.stop_proof_s,
+        recheck_after_s=config.agent.recheck_after_s,
         reading_timeout_s=config.agent.reading_timeout_s,
         idle_grace_s=config.agent.idle_grace_s,
         pull_leaves_disk_mb=config.agent.pull_leaves_disk_mb,

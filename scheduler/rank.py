@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.events.reasons import Reason
 from gpukeeper.events.route import Candidate
 from gpukeeper.projections.device import Device
 from gpukeeper.projections.job import Job
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.config import ScoreWeights
-from gpukeeper.scheduler.estimate import room_for
+from gpukeeper.scheduler.estimate import Room, room_for
 from gpukeeper.scheduler.feasible import Option, lists_model, must_fetch
 from gpukeeper.scheduler.live import Live
 
@@ -28,6 +29,8 @@ class Ranked(msgspec.Struct, frozen=True):
 
     option: Option
     candidate: Candidate
+    #: Free memory on the device, where nobody but its agent can tell whether that is enough; 0 otherwise.
+    unsure_free_mb: int = 0
     #: Further devices, where the job takes several.
     more: tuple[Device, ...] = ()
 
@@ -79,19 +82,21 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         # A denial is shown before a slot that is taken: else the reason would change with every job that passes.
         again_s = denied_until_s(job, option)
         if again_s is not None and now_s < again_s:
-            why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"
+            why = f": {job.detail}" if job.reason == Reason.DENIED and job.detail else ""
+            why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s{why}"
     evidence = live.hosts.get(host.name)
     reading = evidence.runtime(runtime.name) if evidence else None
     resident = [model.model for model in (reading.resident or ())] if reading else []
     warm = lists_model(resident, job.model)
-    releases = False
+    room = Room()
     if why_not is None and not warm:
-        why_not, releases = room_for(site, job, option, evidence)
+        room = room_for(site, job, option, evidence)
+        why_not = room.why_not
     if runtime.healthy:
         terms["runtime_up"] = weights.runtime_up
     if warm:
         terms["warm"] = weights.warm
-    elif resident or releases:
+    elif room.releases or (resident and not room.fits):
         terms["evicts"] = weights.evicts
     else:
         terms["fits"] = weights.fits
@@ -110,11 +115,14 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         terms=terms,
         unavailable=why_not,
     )
-    return Ranked(option, candidate)
+    return Ranked(option, candidate, 0 if room.fits else room.free_mb)
 
 
 def best_first(ranked: list[Ranked], origin: str | None) -> list[Ranked]:
-    """Immediate options by score; the host that took the job first on a tie, then by name. Behind them the others."""
+    """Immediate options by score; the host that took the job first on a tie, then by name. Behind them the others.
+
+    Where nobody knows whether the job fits, the devices of one host are tried from the emptiest on.
+    """
     return sorted(
         ranked,
         key=lambda one: (
@@ -122,6 +130,7 @@ def best_first(ranked: list[Ranked], origin: str | None) -> list[Ranked]:
             -one.candidate.score,
             one.candidate.host != origin,
             one.candidate.host,
+            -one.unsure_free_mb,
             one.candidate.device,
             one.candidate.runtime,
         ),

@@ -156,6 +156,12 @@ def _route(job: Job, ranked: list[Ranked]) -> Proposal:
     )
 
 
+def _tells_more(job: Job, verdict: Verdict) -> bool:
+    """Whether a job that was told to wait for a slot waits for memory by now. Not the other way round: slots come and
+    go with every job that passes."""
+    return TOO_LITTLE_MEMORY in verdict.detail and TOO_LITTLE_MEMORY not in job.detail
+
+
 def decide_waits(site: Site, live: Live, config: SchedulerConfig, now_s: float, *, limit: int = 64) -> list[Proposal]:
     """Say why jobs wait where the reason changed, and answer those that did not want to wait."""
     router = Router(site, live, config, now_s)
@@ -177,7 +183,7 @@ def decide_waits(site: Site, live: Live, config: SchedulerConfig, now_s: float, 
             continue
         if job.on_capacity == "reject":
             fact = Unroutable(job=job.id, reason=verdict.reason, detail=verdict.detail)
-        elif job.reason != verdict.reason:
+        elif job.reason != verdict.reason or _tells_more(job, verdict):
             fact = Waiting(job=job.id, reason=verdict.reason, detail=verdict.detail)
         else:
             continue

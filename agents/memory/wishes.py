@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from gpukeeper.agents.containers.steward import ActOutcome
-from gpukeeper.agents.memory.handoff import Asker, Refused
+from gpukeeper.agents.memory.handoff import Refused
+from gpukeeper.agents.memory.release import Asker
 from gpukeeper.agents.writer import NotRecorded
 from gpukeeper.events.device import ReclaimRefused
 from gpukeeper.events.reasons import Reason

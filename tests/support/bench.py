@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
+from gpukeeper.events.clock import now
 from gpukeeper.events.codec import decode, encode
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.job import ENDS, Accepted, Clocks
@@ -82,12 +84,20 @@ async def _do(deed: Callable[[], Any] | None) -> None:
 class Bench:
     """Make it inside a running loop."""
 
-    def __init__(self, *, slots: int = 1, kind: str = "gpu", log: WatchedLog | None = None, **device: Any) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 1,
+        kind: str = "gpu",
+        log: WatchedLog | None = None,
+        now: Callable[[], datetime] = now,
+        **device: Any,
+    ) -> None:
         self.log = log or WatchedLog()
         self.objects = MemoryObjects()
         self.published: list[tuple[str, bytes]] = []
         self.device = Device(id="g0", kind=kind, name="card", slots=slots, **device)  # type: ignore[arg-type]
-        self.card = Card(self.device)
+        self.card = Card(self.device, now=now)
         self.runtime = Runtime(self.card)
         self._ids = 0
         stamp = Stamp(source="/tests/agent/h1", new_id=lambda: self._new_id("a"), now=lambda: "2025-06-15T12:00:00Z")
@@ -103,6 +113,7 @@ class Bench:
             inventory=Cards([self.card]),
             outputs=Outputs(self._publish),
             view=self.view,
+            now=now,
         )
         self.room.open_slots([self.device])
 

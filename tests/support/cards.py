@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support.nvml_stub import MB, Gpu, NvmlStub, Slice
+from support.nvml_stub import MB as MB
+from support.nvml_stub import Gpu, NvmlStub, Slice
 from support.ollama import FakeOllama
 
 #: What a driver keeps for itself on an empty card.

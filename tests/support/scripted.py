@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import datetime
 
 from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
@@ -29,8 +30,12 @@ def done(text: str = "hello", **fields: object) -> Done:
 class Card:
     """One device and its truth."""
 
-    def __init__(self, device: Device, *, total_mb: int = 24_000, used_mb: int = 0) -> None:
+    def __init__(
+        self, device: Device, *, total_mb: int = 24_000, used_mb: int = 0, now: Callable[[], datetime] = now
+    ) -> None:
         self.device = device
+        #: What readings, and looks at the runtimes on it, are dated by.
+        self.now = now
         self.total_mb: int | None = total_mb
         self.used_mb = used_mb
         self.state: DeviceState = "healthy"
@@ -43,7 +48,7 @@ class Card:
         return DeviceReading(
             device=self.device.id,
             source="nvml",
-            read_at=utc_text(now()),
+            read_at=utc_text(self.now()),
             state=self.state,
             error=self.error,
             total_mb=self.total_mb if figures else None,
@@ -113,6 +118,11 @@ class Runtime:
         #: The share of what a release promised that the card shows, and how it fails.
         self.release_share = 1.0
         self.release_failure: Exception | None = None
+        #: How long its answer to a release takes, and how long after that the card shows it.
+        self.release_s = 0.0
+        self.shown_after_s = 0.0
+        #: Called when it is asked to let go.
+        self.on_release: Callable[[str | None], object] = lambda _model: None
 
     @property
     def config(self) -> RuntimeConfig:
@@ -123,12 +133,19 @@ class Runtime:
 
     async def release(self, model: str | None) -> None:
         self.releases_asked.append(model)
+        self.on_release(model)
+        await asyncio.sleep(self.release_s)
         if self.release_failure is not None:
             raise self.release_failure
         gone = [row for row in self.resident or () if model in (None, row.model)]
         self.resident = [row for row in self.resident or () if row not in gone]
         freed_mb = sum((row.vram_bytes or 0) // MB for row in gone)
-        self._card.used_mb -= int(freed_mb * self.release_share)
+        shown_mb = int(freed_mb * self.release_share)
+        asyncio.get_running_loop().call_later(self.shown_after_s, self._let_go, shown_mb)
+        await asyncio.sleep(0)
+
+    def _let_go(self, mb: int) -> None:
+        self._card.used_mb -= mb
 
     async def pull(self, model: str) -> AsyncGenerator[PullProgress]:
         raise RuntimeFailure(Reason.MODEL_MISSING, f"no pull of {model} was scripted")
@@ -154,7 +171,7 @@ class Runtime:
         await asyncio.sleep(self.look_s)
         return RuntimeReading(
             runtime=self._config.name,
-            read_at=utc_text(now()),
+            read_at=utc_text(self._card.now()),
             healthy=self.healthy,
             activity=self._activity(),
             resident=None if self.resident is None else tuple(self.resident),

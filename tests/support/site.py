@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -412,15 +413,22 @@ class Site:
     async def command(
         self, kind: str, job: str, *, actor: str = "alice", reason: str = "enough", command_id: str | None = None
     ) -> int:
+        """Send an operator's command about a job as a CloudEvent. Returns its sequence."""
+        command_id = command_id or f"cmd-{kind}-{job[:40]}"
+        return await self.operate(kind, {"job": job, "reason": reason}, actor=actor, command_id=command_id)
+
+    async def operate(
+        self, kind: str, data: Mapping[str, object], *, actor: str = "alice", command_id: str | None = None
+    ) -> int:
         """Send an operator's command as a CloudEvent. Returns its sequence."""
         body = {
             "specversion": "1.0",
-            "id": command_id or f"cmd-{kind}-{job[:40]}",
+            "id": command_id or f"cmd-{kind}-{uuid4().hex}",
             "source": "/tests",
             "type": f"gpuq.operator.{kind}.v1",
             "subject": "tests",
             "time": "2025-10-19T14:00:00Z",
-            "data": {"job": job, "reason": reason},
+            "data": data,
         }
         seq = await self.publish(f"gpuq.cmd.{actor}", json.dumps(body).encode())
         assert seq is not None

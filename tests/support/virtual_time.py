@@ -10,6 +10,7 @@ import asyncio
 import functools
 import selectors
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any, ParamSpec, cast
 
 P = ParamSpec("P")
@@ -54,6 +55,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def now_ns() -> int:
     """The loop's clock, as a server's clock of nanoseconds."""
     return START_NS + int(asyncio.get_running_loop().time() * 1e9)
+
+
+def now() -> datetime:
+    """The loop's clock, as a host's clock."""
+    return datetime.fromtimestamp(now_ns() / 1e9, UTC)
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -67,8 +67,10 @@ _NOT_FOLDED = frozenset(
         "events/ask.py",
         # What is derived from the types, or only scheduler and agents read.
         "events/schema.py",
+        "events/endpoints.py",
         "projections/alone.py",
         "projections/hostview.py",
+        "projections/registries.py",
         # When folding begins and ends.
         "projections/runner.py",
     }

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -106,6 +105,8 @@ class Attempt:
         self._held = self._hold.job
         self._preparation = Preparation(self._hold, wanted=lambda: self.stop_reason is None)
         self._run = Run(self._hold)
+        #: When the run began, by the loop's clock; None before it.
+        self._run_at: float | None = None
         self._work_task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -543,7 +544,11 @@ class Attempt:
         hold.phase = "running"
         self._run.during = None
         self._preparation.in_use(body, asked=True)
-        return await self._run.execute(body, self._stay(body))
+        stay = self._stay(body)
+        if stay.policy == "pin":
+            self.room.tenancy.kept(self.provider.config.name, body.model)
+        self._run_at = asyncio.get_running_loop().time()
+        return await self._run.execute(body, stay)
 
     def _stay(self, body: Body) -> Stay:
         config = self.provider.config
@@ -557,10 +562,9 @@ class Attempt:
 
     async def _recheck(self, body: Body) -> None:
         """After a long run: whether the model still sits where it was proven to sit. Changes nothing about the job."""
-        began_s = self._hold.run_began_s
-        if began_s is None or self.stop_reason is not None:
+        if self._run_at is None or self.stop_reason is not None:
             return
-        ran_s = time.monotonic() - began_s
+        ran_s = asyncio.get_running_loop().time() - self._run_at
         if ran_s >= self.room.recheck_after_s:
             await self._preparation.recheck(body, ran_s)
 

@@ -1172,3 +1172,46 @@ async def test_on_a_cpu_device_the_model_must_not_be_in_vram() -> None:
     await bench.run()
 
     assert await bench.told() == WHOLE
+
+
+# --- after a long run
+
+
+@pytest.mark.parametrize(("ran_s", "suspected"), [(59.0, False), (61.0, True)])
+@in_virtual_time
+async def test_the_placement_is_looked_at_again_after_a_run_of_more_than_a_minute(
+    ran_s: float, *, suspected: bool
+) -> None:
+    """The model has left VRAM meanwhile: its runtime is suspect, and the job's success stands."""
+    bench = Bench()
+    bench.runtime.steps = ["hel", ran_s, "lo", done()]
+    attempt = bench.attempt(await bench.send())
+    task = asyncio.create_task(attempt.run())
+    await asyncio.sleep(30)
+    assert attempt.phase == "running"
+    bench.runtime.resident = [ResidentModel(model="m", size_bytes=5000 * MB, vram_bytes=2500 * MB)]
+    await task
+
+    assert await bench.ends() == ["Succeeded"]
+    found = [fact for fact in await bench.facts(subjects.runtime("h1", "ollama")) if isinstance(fact, Suspect)]
+    assert bool(found) is suspected
+    if suspected:
+        assert found[0].reason == Reason.CPU_FALLBACK
+        assert "after a run of 61 s: 50.0% of m is in VRAM" in found[0].detail
+
+
+@pytest.mark.parametrize("resident", [[], None], ids=["gone", "not said"])
+@in_virtual_time
+async def test_a_model_that_is_gone_after_a_long_run_was_not_seen_to_be_misplaced(
+    resident: list[ResidentModel] | None,
+) -> None:
+    bench = Bench()
+    bench.runtime.steps = ["hel", 61.0, "lo", done()]
+    attempt = bench.attempt(await bench.send())
+    task = asyncio.create_task(attempt.run())
+    await asyncio.sleep(30)
+    bench.runtime.resident = resident
+    await task
+
+    assert await bench.ends() == ["Succeeded"]
+    assert not [fact for fact in await bench.facts(subjects.runtime("h1", "ollama")) if isinstance(fact, Suspect)]

@@ -68,7 +68,6 @@ _NOT_FOLDED = frozenset(
         "events/endpoints.py",
         # What is derived from the types, or only scheduler and agents read.
         "events/schema.py",
-        "events/endpoints.py",
         "projections/alone.py",
         "projections/hostview.py",
         "projections/registries.py",

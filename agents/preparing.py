@@ -348,8 +348,8 @@ class Preparation:
         }
 
 
-async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> None:
-    """Send no more work to the runtime until it is seen to be as it should."""
+async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> Suspicion:
+    """Send no more work to the runtime until it is seen to be as it should. Returns what it is suspected of."""
     name = hold.provider.config.name
     fact = Suspect(
         host=hold.room.host,
@@ -360,8 +360,9 @@ async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> None:
         detail=detail,
         device=hold.slot.device.id,
     )
-    hold.room.suspects[name] = Suspicion(model, hold.slot.device.id, why_suspect(fact))
+    suspicion = hold.room.suspects[name] = Suspicion(model, hold.slot.device.id, why_suspect(fact))
     await hold.room.runtime_subject(name).append(fact, job=hold.route.job)
+    return suspicion
 
 
 def measured_rise_mb(before: Sequence[DeviceReading], after: Sequence[DeviceReading]) -> int | None:

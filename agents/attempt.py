@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -25,6 +26,7 @@ import structlog
 from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body, BodyMissing, fetch_body
 from gpukeeper.agents.endings import ClockExpired, late_result
+from gpukeeper.agents.fetching import fetch_missing, may_fetch, worth_fetching
 from gpukeeper.agents.hold import Hold
 from gpukeeper.agents.preparing import Evidence, Preparation, suspect
 from gpukeeper.agents.room import HostRoom, Slot
@@ -65,6 +67,8 @@ class Stop(StrEnum):
     PREEMPT = "preempt"
     FENCED = "fenced"
     DEVICE_LOST = "device_lost"
+    #: Somebody else ended the job before it was admitted.
+    ENDED = "ended"
 
 
 async def _end_all(tasks: tuple[asyncio.Task[Any], ...]) -> None:
@@ -102,7 +106,7 @@ class Attempt:
         self._held = self._hold.job
         self._preparation = Preparation(self._hold, wanted=lambda: self.stop_reason is None)
         self._run = Run(self._hold)
-        self._work_task: asyncio.Task[Fact] | None = None
+        self._work_task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -226,6 +230,7 @@ class Attempt:
     async def _release(self) -> None:
         self.released = True
         self.room.tenancy.leave(self.provider.config.name, self.epoch)
+        self.room.uses.end(self.epoch)
         for _, epoch in self._hold.claims:
             self.room.ledger = self.room.ledger.release(epoch)
         await self.room.outputs.end(self.route.job, self.route.attempt)
@@ -247,14 +252,15 @@ class Attempt:
             if isinstance(body, BodyMissing):
                 await self._end(endings.failed(self._hold.so_far(), Reason.BODY_MISSING, body.detail))
                 return
-            evidence = await self._evidence(body, look, readings, asked_at)
-            if not await self._admit(body, evidence):
+            evidence = await self._fetched(body, await self._evidence(body, look, readings, asked_at))
+            if evidence is None or not await self._admit(body, evidence):
                 return
-            self._work_task = asyncio.create_task(self._work(body, evidence))
+            work = self._work_task = asyncio.create_task(self._work(body, evidence))
             if self.stop_reason is not None:
                 self._work_task.cancel()
-            end = await self._outcome(self._work_task)
+            end = await self._outcome(work)
             await self._end(end)
+            await self._recheck(body)
             if isinstance(end, facts.Succeeded):
                 await self._settle_model(body)
         except CancelWanted as wanted:
@@ -284,7 +290,9 @@ class Attempt:
         if tenancy.is_releasing(name):
             await tenancy.until_settled(name)
         elif asyncio.get_running_loop().time() - asked_at <= _EVIDENCE_AGE_MAX_S:
-            return self._preparation.evidence(body, look, readings)
+            evidence = self._preparation.evidence(body, look, readings)
+            if evidence.disputed is None:
+                return evidence
         return await self._preparation.look(body)
 
     def _begin_watch(self) -> None:
@@ -307,21 +315,68 @@ class Attempt:
         if isinstance(fact, facts.CancelRequested):
             self._held.cancel = fact
             self.stop(Stop.CANCEL)
+        elif isinstance(fact, facts.ENDS) and self._hold.phase == "provisioning":
+            self.stop(Stop.ENDED)
 
     # --- admission
+
+    async def _fetched(self, body: Body, evidence: Evidence) -> Evidence | None:
+        """What the admission rests on once the runtime has the model; None where the job has ended instead.
+
+        Raises:
+            Superseded: the attempt was stopped, or the job ended, while the model was fetched.
+            CancelWanted: a wish for the job's end was heard meanwhile.
+        """
+        if not may_fetch(self._hold, evidence):
+            return evidence
+        _, decisions = await self._decisions(body, evidence)
+        if not worth_fetching(_hardest(decisions)):
+            return evidence
+        self._hold.phase = "provisioning"
+        fetch = self._work_task = asyncio.create_task(fetch_missing(self._hold, body))
+        try:
+            fetched = await asyncio.shield(fetch)
+        except asyncio.CancelledError:
+            if not fetch.cancelled():
+                # The whole agent is being torn down.
+                fetch.cancel()
+                raise
+            if self.stop_reason is Stop.CANCEL and self._held.cancel is not None:
+                raise CancelWanted(self._held.cancel) from None
+            raise Superseded(f"stopped while its model was fetched: {self.stop_reason}") from None
+        except ClockExpired as expired:
+            await self._end(endings.expired(self._hold.so_far(), expired))
+            return None
+        except RuntimeFailure as failure:
+            await self._end(endings.failed(self._hold.so_far(), failure.reason, failure.detail, status=failure.status))
+            return None
+        finally:
+            self._work_task = None
+        if self.stop_reason is not None:
+            raise Superseded(f"stopped before admission: {self.stop_reason}")
+        self._hold.phase = "claimed"
+        return await self._preparation.look(body) if fetched else evidence
+
+    async def _decisions(self, body: Body, evidence: Evidence) -> tuple[Need | None, list[Decision]]:
+        """What the model takes, and whether it may use each of the job's devices."""
+        need = await self._need(body, evidence)
+        left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
+        decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
+        hardest = _hardest(decisions)
+        if hardest.plan is not None and not hardest.releases:
+            # Who holds the memory was seen at the last heartbeat: a refusal rests on what they hold and do now.
+            await self.room.observer.look_at_all(await self.room.inventory.read_all())
+            decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
+        return need, decisions
 
     async def _admit(self, body: Body, evidence: Evidence) -> bool:
         """Decide on live readings, and take the right to execute. False: denied, and said so."""
         look, reading, resident = evidence.look, evidence.readings[0], evidence.row is not None
-        need = await self._need(body, evidence)
-        left = await self.room.host_left(self.provider.config) if need is not None and need.asks_host else None
+        need, decisions = await self._decisions(body, evidence)
         if self.stop_reason is Stop.FENCED:
             raise Superseded(_FENCED)
-        decisions = [self._decide(slot, need, evidence, left) for slot, _ in self._hold.claims]
-        # What stands in the way on any of its devices stands in the way of the job.
-        decision = next((one for one in decisions if isinstance(one.admission, Deny) and not one.releases), None)
-        denied_there = decision is not None
-        decision = decision or next((one for one in decisions if one.releases), decisions[0])
+        decision = _hardest(decisions)
+        denied_there = isinstance(decision.admission, Deny) and not decision.releases
         admission = decision.admission
         stays = () if decision.plan is None else decision.plan.considered
         told: dict[str, Any] = {
@@ -352,6 +407,8 @@ class Attempt:
             detail = f"{admission.detail.rstrip('.')}; after a release of {names}"
         else:
             detail = admission.detail
+        if resident:
+            self._preparation.in_use(body)
         for (slot, epoch), one in zip(self._hold.claims, decisions, strict=True):
             found = one.admission
             reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
@@ -413,6 +470,8 @@ class Attempt:
         if look.resident is None:
             # Not knowing what it holds is not the same as its holding nothing.
             return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
+        if evidence.disputed is not None:
+            return deny(Reason.RESIDENCY_UNKNOWN, evidence.disputed)
         block = self.room.still_blocked(reading)
         return decide(
             Question(
@@ -448,7 +507,9 @@ class Attempt:
             if expired.name in ("first_byte", "idle"):
                 detail = f"no progress within its {expired.name} clock of {expired.clock.limit_s:g} s"
                 await suspect(self._hold, self._hold.model, Reason.DEADLINE, detail)
-            await self._prove_stopped()
+            suspicion = self.room.suspects.get(self.provider.config.name)
+            if await self._prove_stopped() and suspicion is not None:
+                self.room.work_left[self.provider.config.name] = suspicion
             return endings.expired(self._hold.so_far(), expired)
         except RuntimeFailure as failure:
             if self.stop_reason is None:
@@ -481,6 +542,7 @@ class Attempt:
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
+        self._preparation.in_use(body, asked=True)
         stay = self._stay(body)
         if stay.policy == "pin":
             self.room.tenancy.kept(self.provider.config.name, body.model)
@@ -495,6 +557,15 @@ class Attempt:
             keep_alive_s=config.keep_alive_s,
             pinned=is_pinned(pins, body.model),
         )
+
+    async def _recheck(self, body: Body) -> None:
+        """After a long run: whether the model still sits where it was proven to sit. Changes nothing about the job."""
+        began_s = self._hold.run_began_s
+        if began_s is None or self.stop_reason is not None:
+            return
+        ran_s = time.monotonic() - began_s
+        if ran_s >= self.room.recheck_after_s:
+            await self._preparation.recheck(body, ran_s)
 
     async def _settle_model(self, body: Body) -> None:
         """What the residency policy asks for now that the job has ended. What fails is told, and changes no end."""
@@ -539,7 +610,7 @@ class Attempt:
             row = self.provider.find(look, body.model)
             if look.resident is not None and row is None:
                 # The runtime unloaded it by itself, as the run had told it to.
-                return False
+                return True
             await self.provider.release(None if whole else body.model)
             promised_mb = 0 if row is None else (row.vram_bytes or 0) // MB
             await room.handoff.until_shown(self.slot.device.id, before, promised_mb)
@@ -610,3 +681,10 @@ class Attempt:
         if proven:
             return endings.preempted(so_far)
         return endings.not_stopped(so_far, self.room.stop_proof_limit_s)
+
+
+def _hardest(decisions: Sequence[Decision]) -> Decision:
+    """What stands in the way on any of a job's devices stands in the way of the job: a refusal, then a release."""
+    refused = (one for one in decisions if isinstance(one.admission, Deny) and not one.releases)
+    releases = (one for one in decisions if one.releases)
+    return next(refused, None) or next(releases, decisions[0])

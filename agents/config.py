@@ -9,6 +9,8 @@ import msgspec
 from gpukeeper.events.ids import TOKEN_PATTERN
 from gpukeeper.events.spec import Residency
 
+#: The longest that a slot is kept for a runtime that is not proven to have stopped.
+STOP_PROOF_S_MAX = 30.0
 #: After its grace: how long attempts that were stopped may take to end their jobs and give their slots back.
 ABANDON_S = 35.0
 #: How long saying goodbye may take while the log is away: silence tells the same, only later.
@@ -22,6 +24,9 @@ CONTAINER_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
 
 #: How the analysis engine is usually started, with the files where images have them.
 KATAGO_COMMAND = ("katago", "analysis", "-config", "/app/analysis.cfg", "-model", "/app/model.bin.gz")
+
+#: A petabyte: more is no memory but a slip of the unit.
+MEGABYTES_MAX = 1_000_000_000
 
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=2_592_000)]
@@ -44,11 +49,11 @@ class DeviceConfig(Config, frozen=True, kw_only=True):
     #: What kind of placement the device stands for. A static device may stand for either.
     kind: Literal["gpu", "cpu"] | None = None
     #: For static devices: the capacity. For others: an upper limit on what may be used.
-    total_mb: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    total_mb: Annotated[int, msgspec.Meta(gt=0, le=MEGABYTES_MAX)] | None = None
     #: How many jobs may run at once.
     slots: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     #: Memory that is never given out.
-    headroom_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
+    headroom_mb: Annotated[int, msgspec.Meta(ge=0, le=MEGABYTES_MAX)] = 0
 
 
 class RuntimeConfig(Config, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ class RuntimeConfig(Config, frozen=True, kw_only=True):
     allow_unknown_need: bool = False
     #: How much VRAM it takes with its model loaded, for servers that do not say (vLLM, Hugging Face): its one model
     #: counts as that large and as all in VRAM, which the device's own reading must then bear out.
-    holds_mb: Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)] | None = None
+    holds_mb: Annotated[int, msgspec.Meta(gt=0, le=MEGABYTES_MAX)] | None = None
     #: gpukeeper is the only client: where the runtime does not say whether it works, no job of ours there means idle.
     sole_client: bool = False
     #: How long it must have been idle without a break before its memory may be taken back; the agent's where None.
@@ -107,12 +112,16 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     heartbeat_s: Seconds = 5.0
     #: How long running jobs may take to finish after SIGTERM.
     stop_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.
+    stop_proof_s: Annotated[float, msgspec.Meta(gt=0, le=STOP_PROOF_S_MAX)] = STOP_PROOF_S_MAX
+    #: After a run that took longer, the placement of its model is looked at again.
+    recheck_after_s: Seconds = 60.0
     #: A reading of a device that takes longer is `unknown`.
     reading_timeout_s: Seconds = 5.0
     #: How long a runtime must have been idle without a break before its memory may be taken back.
     idle_grace_s: Annotated[float, msgspec.Meta(ge=0, le=2_592_000)] = 300.0
     #: A fetch must leave this much of the disk free.
-    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0)] = 10_240
+    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0, le=MEGABYTES_MAX)] = 10_240
     #: A container that restarts this often within the window is crash-looping.
     crash_loop_restarts: Annotated[int, msgspec.Meta(ge=2, le=1_000)] = 3
     crash_loop_window_s: Seconds = 600.0

@@ -35,6 +35,10 @@ from gpukeeper.projections.host import Suspicion, why_suspect
 
 _log = structlog.get_logger("gpukeeper.attempt")
 
+#: Looks at a runtime that may have left out a model, and the pause between them.
+_LOOKS_MAX = 3
+_LOOK_AGAIN_S = 0.25
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """One look at the runtime and at the devices that it may use."""
@@ -45,6 +49,8 @@ class Evidence(msgspec.Struct, frozen=True):
     row: ResidentModel | None
     #: It holds the model with other options: a load replaces it.
     replaces: bool = False
+    #: It does not list the model, which is no proof that it is gone: why, in words.
+    disputed: str | None = None
 
 
 def _sources(verdict: Verdict) -> str:
@@ -61,6 +67,8 @@ class Preparation:
         self._wanted = wanted
         self._turn: Turn | None = None
         self._load: Load | None = None
+        #: What the load is for, until it was told.
+        self._body: Body | None = None
         #: Something was released on the way: what the device showed before is not what it showed at the load.
         self._freed = False
 
@@ -81,7 +89,7 @@ class Preparation:
             began = loop.time()
             try:
                 async with asyncio.timeout(clock.limit_s):
-                    found = await self._bring_in(body, began + clock.limit_s)
+                    found = await self._bring_in(body)
             except TimeoutError:
                 if self._load is not None:
                     await self._load.break_off()
@@ -97,6 +105,26 @@ class Preparation:
         self._leave_turn()
         return None
 
+    async def recheck(self, body: Body, ran_s: float) -> None:
+        """Look again after a run of ``ran_s`` seconds. A model that has moved out of VRAM makes its runtime suspect.
+
+        One that is gone, or whose figures are missing, was not seen to be misplaced.
+        """
+        hold = self._hold
+        look, readings = await asyncio.gather(
+            hold.room.residency(hold.provider), hold.room.read_devices(hold.provider, hold.slot.device)
+        )
+        row = hold.provider.find(look, body.model)
+        if row is None:
+            return
+        verdict = await self._verdict(body, (), Evidence(look, readings, row), was_resident=True)
+        if verdict.reason is None:
+            return
+        if verdict.reason is Reason.PLACEMENT_UNKNOWN:
+            _log.warning("placement_not_rechecked", **hold.context(), why=verdict.detail)
+            return
+        await suspect(hold, body.model, verdict.reason, f"after a run of {ran_s:.0f} s: {verdict.detail}")
+
     async def over(self, *, break_off: bool) -> None:
         """Wait for what was begun in the turn, then leave it.
 
@@ -105,6 +133,7 @@ class Preparation:
         """
         if self._load is not None and self._load.going:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
+        await self._tell_loaded_for_others()
         if self._turn is not None:
             for slot, _ in self._hold.claims:
                 await self._hold.room.handoff.over(slot.device.id)
@@ -115,52 +144,94 @@ class Preparation:
             self._turn.leave()
             self._turn = None
 
-    async def _bring_in(self, body: Body, until: float) -> tuple[Sequence[DeviceReading], Evidence, bool] | Refused:
-        """In a turn of its own: fetch, make room, load, look again. Also says whether somebody else was faster."""
+    async def _bring_in(self, body: Body) -> tuple[Sequence[DeviceReading], Evidence, bool] | Refused:
+        """In a turn of its own: make room, load, look again. Also says whether somebody else was faster."""
         hold = self._hold
         room, device = hold.room, hold.slot.device
         hold.phase = "awaiting_turn"
         self._turn = await room.turns.take(room.devices_of(hold.provider, device))
+        options = hold.provider.load_options(body.work)
+        await room.uses.until_harmless(hold.provider.config.name, body.model, options, but=hold.epoch)
         evidence = await self.look(body)
         if evidence.row is not None:
+            self.in_use(body)
             return evidence.readings, evidence, True
-        if room.provisioner is not None:
-            hold.phase = "provisioning"
-            await room.provisioner.ensure(hold.provider, body.model, hold.route.job, until)
+        if evidence.disputed is not None:
+            return Refused(reason=Reason.RESIDENCY_UNKNOWN, detail=evidence.disputed)
         refused = await self._make_room()
         if refused is not None:
             return refused
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
         room.tenancy.use(hold.provider.config.name, hold.epoch)
+        self._body = body
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         hold.load_s = await self._load.wait()
-        look = await room.residency(hold.provider)
+        self.in_use(body)
+        look = await self._look_after_load(body)
         hold.phase = "loaded"
         for _, epoch in hold.claims:
             room.ledger = room.ledger.loaded(epoch, room.now())
         after = await room.read_devices(hold.provider, device)
+        self._body = None
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
         return before, Evidence(look, after, hold.provider.find(look, body.model)), still_replaced
 
+    async def _look_after_load(self, body: Body) -> RuntimeReading:
+        """What it holds now; asked again where it leaves out what it has just loaded, as busy ones do."""
+        hold = self._hold
+        look = await hold.room.residency(hold.provider)
+        for _ in range(_LOOKS_MAX - 1):
+            if look.resident is None or hold.provider.find(look, body.model) is not None:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            look = await hold.room.residency(hold.provider)
+        return look
+
     def evidence(self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading]) -> Evidence:
         """What such a look says about the job's model. A load with other options than the job's does not serve it."""
         hold = self._hold
+        room, name, options = hold.room, hold.provider.config.name, hold.provider.load_options(body.work)
         row = hold.provider.find(look, body.model)
-        if row is not None and not hold.room.tenancy.serves(
-            hold.provider.config.name, body.model, hold.provider.load_options(body.work)
-        ):
+        if row is not None and room.loads.replaces(name, body.model, options):
             return Evidence(look, readings, None, replaces=True)
-        return Evidence(look, readings, row)
+        if row is not None and not room.tenancy.serves(name, body.model, options):
+            return Evidence(look, readings, None, replaces=True)
+        if row is not None or look.resident is None:
+            return Evidence(look, readings, row)
+        return Evidence(look, readings, None, disputed=self._why_disputed(body.model))
+
+    def _why_disputed(self, model: str) -> str | None:
+        """Why it is no proof that ``model`` is gone where a look does not list it; None where it may be."""
+        hold = self._hold
+        name = hold.provider.config.name
+        if hold.room.uses.has(name, model, but=hold.epoch):
+            return f"{name} does not list {model} now, though a job of ours uses it"
+        earlier = hold.room.tenancy.expects(hold.provider, model)
+        return None if earlier is None else f"{name} does not list {model} now, and did at {earlier.read_at}"
 
     async def look(self, body: Body) -> Evidence:
-        """Look at the runtime and its devices, both begun now."""
+        """Look at the runtime and its devices, both begun now; again where it may have left the model out."""
         hold = self._hold
-        look, readings = await asyncio.gather(
-            hold.room.residency(hold.provider), hold.room.read_devices(hold.provider, hold.slot.device)
-        )
-        return self.evidence(body, look, readings)
+        evidence: Evidence | None = None
+        for number in range(_LOOKS_MAX):
+            if number:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            look, readings = await asyncio.gather(
+                hold.room.residency(hold.provider), hold.room.read_devices(hold.provider, hold.slot.device)
+            )
+            evidence = self.evidence(body, look, readings)
+            if evidence.disputed is None:
+                break
+        assert evidence is not None
+        return evidence
+
+    def in_use(self, body: Body, *, asked: bool = False) -> None:
+        """The job rests on the model as it is resident now: no load for another job takes it away."""
+        hold = self._hold
+        name, options = hold.provider.config.name, hold.provider.load_options(body.work)
+        hold.room.uses.begin(hold.epoch, name, body.model, options, asked=asked)
 
     async def _make_room(self) -> Refused | None:
         """Free what is missing, where the device's memory can be measured; otherwise the reservation stands for it."""
@@ -201,6 +272,15 @@ class Preparation:
             await slot.subject.append(handed, job=hold.route.job, epoch=epoch)
             _log.info("handed_off", **hold.context(), took_s=round(time.monotonic() - began_s, 3))
         return None
+
+    async def _tell_loaded_for_others(self) -> None:
+        """A load that went on though its job had left: nobody measured what it took."""
+        hold = self._hold
+        if self._load is None or self._body is None or self._load.took_s is None:
+            return
+        hold.load_s = self._load.took_s
+        body, self._body = self._body, None
+        await self._tell_loaded(body, (), ())
 
     async def _tell_loaded(self, body: Body, before: Sequence[DeviceReading], after: Sequence[DeviceReading]) -> None:
         hold = self._hold

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.config import STOP_PROOF_S_MAX, RuntimeConfig
 from gpukeeper.agents.devices.hostmemory import available_mb
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.disk import free_disk_mb
@@ -20,6 +20,7 @@ from gpukeeper.agents.memory.loads import Loads
 from gpukeeper.agents.memory.observer import Observer
 from gpukeeper.agents.memory.tenancy import Tenancy
 from gpukeeper.agents.memory.turns import Turns
+from gpukeeper.agents.memory.uses import Uses
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.processes import family, listener_pid
 from gpukeeper.agents.runtimes.port import Provider
@@ -94,6 +95,8 @@ class HostRoom:
         #: One load or release at a time on each device.
         self.turns = Turns()
         self.loads = Loads(self.tenancy)
+        #: Which resident models jobs rest on.
+        self.uses = Uses()
         self.handoff = Handoff(self)
         self.observer = Observer(self)
         #: Fetches models that are missing, where the agent was told how.
@@ -104,10 +107,14 @@ class HostRoom:
         self.told_states: dict[str, DeviceState] = {}
         #: Runtimes whose last placement check failed, this agent's or its predecessor's.
         self.suspects: dict[str, Suspicion] = dict(view.suspects)
+        #: Those of them that were proven to have left the work that they gave no progress on.
+        self.work_left: dict[str, Suspicion] = {}
         #: How long an attempt runs before it follows its job's subject.
         self.watch_after_s = 1.0
         #: A slot stays taken this long after a stop was asked for, unless the runtime is proven to have stopped before.
-        self.stop_proof_limit_s = 30.0
+        self.stop_proof_limit_s = STOP_PROOF_S_MAX
+        #: After a run that took longer, the placement of its model is looked at again.
+        self.recheck_after_s = 60.0
         self._looks: dict[str, FreshLooks] = {}
         self._devices: dict[str, OwnSubject] = {}
         self._runtimes: dict[str, OwnSubject] = {}

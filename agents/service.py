@@ -147,6 +147,8 @@ class AgentService:
                 outputs=self._outputs,
                 view=view,
             )
+            self._room.stop_proof_limit_s = self._config.stop_proof_s
+            self._room.recheck_after_s = self._config.recheck_after_s
             self._room.observer.steward = self._steward
             self._room.provisioner = Provisioner(self._room, leaves_mb=self._config.pull_leaves_disk_mb)
             self._wishes = Wishes(self._room, self._steward)

@@ -15,7 +15,8 @@ from gpukeeper.agents.catalogue import told
 from gpukeeper.agents.config import AgentConfig
 from gpukeeper.agents.placement import judge
 from gpukeeper.agents.room import HostRoom
-from gpukeeper.agents.runtimes.port import Provider
+from gpukeeper.agents.runtimes.port import Provider, Signs
+from gpukeeper.agents.stopping import StopProof
 from gpukeeper.agents.writer import NotRecorded
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
@@ -23,7 +24,7 @@ from gpukeeper.events.clock import new_id, now_rfc3339
 from gpukeeper.events.codec import encode
 from gpukeeper.events.device import Appeared, Changed
 from gpukeeper.events.log import Appended, Log, Record
-from gpukeeper.events.readings import ClaimBeat, DeviceReading, Heartbeat, RuntimeReading
+from gpukeeper.events.readings import ClaimBeat, DeviceReading, Heartbeat, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import HealthChanged, Registered
 from gpukeeper.projections.host import Suspicion
@@ -60,6 +61,8 @@ class Surveyor:
         self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
         self._told_registry: dict[str, Registered] = {}
         self._told_problems: tuple[str, ...] = ()
+        #: Of suspects that gave no progress: what looks have shown of their work since.
+        self._stop_proofs: dict[str, tuple[Suspicion, StopProof]] = {}
         self._look: asyncio.Task[None] | None = None
         self.stopping = False
 
@@ -200,11 +203,10 @@ class Surveyor:
         """A suspect runtime is trusted again when the model that failed is gone, or passes the check it failed."""
         if not look.healthy or look.resident is None:
             return False
-        if suspicion.reason == Reason.DEADLINE and look.activity == "busy":
-            # It gave no progress, and still works on something.
-            return False
         provider = self._providers[name]
         row = provider.find(look, suspicion.model)
+        if suspicion.reason == Reason.DEADLINE and not self._left_its_work(name, look, row, suspicion):
+            return False
         device = next((one for one in self.devices if one.id == suspicion.device), None)
         if row is None or device is None:
             return True
@@ -222,6 +224,17 @@ class Surveyor:
             min_ratio=provider.config.min_vram_ratio,
         )
         return verdict.passed
+
+    def _left_its_work(self, name: str, look: RuntimeReading, row: ResidentModel | None, suspicion: Suspicion) -> bool:
+        """Whether a runtime that gave no progress is proven to work on that no more. Unknown is not idle."""
+        if look.activity == "busy":
+            return False
+        if self._room.work_left.get(name) is suspicion:
+            return True
+        known = self._stop_proofs.get(name)
+        if known is None or known[0] is not suspicion:
+            known = self._stop_proofs[name] = (suspicion, StopProof(None))
+        return known[1].shown_by(Signs(activity=look.activity, resident=row is not None))
 
     # --- heartbeats
 

@@ -11,6 +11,8 @@ import msgspec
 
 from gpukeeper.agents.config import (
     KATAGO_COMMAND,
+    MEGABYTES_MAX,
+    STOP_PROOF_S_MAX,
     AgentConfig,
     Config,
     DeviceConfig,
@@ -18,6 +20,7 @@ from gpukeeper.agents.config import (
     Seconds,
     Token,
 )
+from gpukeeper.events.endpoints import Endpoint, endpoint_of
 from gpukeeper.events.ids import TOKEN_RULE, is_token
 from gpukeeper.scheduler.config import DeadlinePolicy, Kinds, SchedulerConfig, ScoreWeights
 
@@ -66,11 +69,13 @@ class AgentSection(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     heartbeat_s: Seconds = 5.0
     stop_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    stop_proof_s: Annotated[float, msgspec.Meta(gt=0, le=STOP_PROOF_S_MAX)] = STOP_PROOF_S_MAX
+    recheck_after_s: Seconds = 60.0
     reading_timeout_s: Seconds = 5.0
     find_devices: bool = True
     find_runtimes: bool = True
     idle_grace_s: Annotated[float, msgspec.Meta(ge=0, le=2_592_000)] = 300.0
-    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0)] = 10_240
+    pull_leaves_disk_mb: Annotated[int, msgspec.Meta(ge=0, le=MEGABYTES_MAX)] = 10_240
     crash_loop_restarts: Annotated[int, msgspec.Meta(ge=2, le=1_000)] = 3
     crash_loop_window_s: Seconds = 600.0
 
@@ -150,10 +155,14 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
     yield from _repeated("devices", "id", (device.id for device in config.devices))
     yield from _repeated("runtimes", "name", (runtime.name for runtime in config.runtimes))
     yield from _repeated("runtimes", "container", (runtime.container for runtime in config.runtimes))
+    yield from _same_server(config.runtimes)
     declared = {device.id for device in config.devices}
     for place, device in enumerate(config.devices):
         if device.source == "static" and device.total_mb is None:
             yield Problem(f"devices[{place}].total_mb", None, "a capacity, as nothing can read a static device")
+        if device.total_mb is not None and device.headroom_mb >= device.total_mb:
+            wanted = f"less than its total_mb of {device.total_mb}, or nothing is ever given out there"
+            yield Problem(f"devices[{place}].headroom_mb", device.headroom_mb, wanted)
     for place, runtime in enumerate(config.runtimes):
         needs_url = runtime.provider not in CONTAINED
         if "@" in runtime.url:
@@ -165,6 +174,10 @@ def problems(config: SiteConfig) -> Iterator[Problem]:
         if runtime.provider in SAYS_NO_SIZE and runtime.holds_mb is None and not _only_cpu(runtime, config.devices):
             wanted = f"how much VRAM it takes, in MB: a {runtime.provider} server does not say, and nothing else does"
             yield Problem(f"runtimes[{place}].holds_mb", None, wanted)
+        capacity_mb = _capacity_mb(runtime, config.devices)
+        if runtime.holds_mb is not None and capacity_mb is not None and runtime.holds_mb > capacity_mb:
+            wanted = f"at most {capacity_mb}, which is all that its devices are declared with"
+            yield Problem(f"runtimes[{place}].holds_mb", runtime.holds_mb, wanted)
         if not config.agent.find_devices:
             for unknown in (each for each in runtime.devices if each not in declared):
                 yield Problem(
@@ -188,6 +201,28 @@ def _leads_somewhere(url: str, schemes: Container[str]) -> bool:
         return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
     except ValueError:  # brackets without a pair, or a port that is no number or too large
         return False
+
+
+def _same_server(runtimes: Iterable[RuntimeConfig]) -> Iterator[Problem]:
+    """Two entries of one server: each would take what it holds and does for its own.
+
+    Whatever the rest of the URL says: processes are told apart by the port that they listen on.
+    """
+    seen: dict[Endpoint, str] = {}
+    for place, runtime in enumerate(runtimes):
+        endpoint = endpoint_of(runtime.url)
+        if endpoint is None:
+            continue
+        other = seen.setdefault(endpoint, runtime.name)
+        if other != runtime.name:
+            yield Problem(f"runtimes[{place}].url", runtime.url, f"another host or port than that of runtime {other}")
+
+
+def _capacity_mb(runtime: RuntimeConfig, devices: Iterable[DeviceConfig]) -> int | None:
+    """All that the devices of a runtime have, where every one is declared with its capacity."""
+    declared = {device.id: device.total_mb for device in devices}
+    named = [declared.get(device) for device in runtime.devices]
+    return sum(each or 0 for each in named) if named and None not in named else None
 
 
 def _only_cpu(runtime: RuntimeConfig, devices: Iterable[DeviceConfig]) -> bool:
@@ -268,6 +303,8 @@ def agent_config(config: SiteConfig, *, machine_name: str) -> AgentConfig:
         find_runtimes=config.agent.find_runtimes,
         heartbeat_s=config.agent.heartbeat_s,
         stop_grace_s=config.agent.stop_grace_s,
+        stop_proof_s=config.agent.stop_proof_s,
+        recheck_after_s=config.agent.recheck_after_s,
         reading_timeout_s=config.agent.reading_timeout_s,
         idle_grace_s=config.agent.idle_grace_s,
         pull_leaves_disk_mb=config.agent.pull_leaves_disk_mb,

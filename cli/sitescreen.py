@@ -100,7 +100,9 @@ def _queue_sheets(document: _Document) -> Sequence[Sheet]:
 def _devices_sheets(document: _Document) -> Sequence[Sheet]:
     if not document["hosts"]:
         return (sheet((), (), title="no host has joined yet: `gpuq agent` (or `gpuq up`) joins this one"),)
+    problems = (sheet(siteview.PROBLEM_COLUMNS, siteview.problem_rows(document)),) if document["problems"] else ()
     return (
+        *problems,
         sheet(siteview.HOST_COLUMNS, siteview.host_rows(document)),
         sheet(siteview.DEVICE_COLUMNS, siteview.device_rows(document)),
         sheet(

@@ -16,6 +16,7 @@ from gpukeeper.cli.reasonwords import in_words
 from gpukeeper.projections.device import Device, device_key
 from gpukeeper.projections.host import ALL, Host, Runtime
 from gpukeeper.projections.job import ACTIVE, Job, Phase
+from gpukeeper.projections.registries import registry_problems
 from gpukeeper.projections.site import Site
 
 QUEUE_COLUMNS = ("#", "job", "model", "prio", "from", "waits for", "why")
@@ -23,6 +24,7 @@ RUNNING_COLUMNS = ("job", "model", "phase", "where", "runtime", "tokens", "in ph
 DEVICE_COLUMNS = ("device", "kind", "name", "state", "total", "used", "free", "slots", "claims")
 BAR_COLUMNS = ("memory of", "who holds it", "in words")
 RUNTIME_COLUMNS = ("runtime", "provider", "url", "state", "devices", "pins", "resident", "models")
+PROBLEM_COLUMNS = ("to repair",)
 HOST_COLUMNS = ("host", "agent", "heartbeat", "version", "joined")
 
 
@@ -94,6 +96,7 @@ def devices_document(site: Site, heard: Mapping[str, Heard], *, now_ns: int) -> 
     """Hosts with their devices and runtimes, as the log and the newest heartbeats say."""
     return {
         "seq": site.seq,
+        "problems": list(registry_problems(site)),
         "hosts": [_host(site, host, heard.get(host.name), now_ns) for _, host in sorted(site.hosts.items())],
     }
 
@@ -164,6 +167,11 @@ def _runtime(runtime: Runtime, evidence: HostEvidence) -> dict[str, Any]:
         "resident": None if look is None or look.resident is None else [model.model for model in look.resident],
         "models": None if runtime.models is None else list(runtime.models),
     }
+
+
+def problem_rows(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    for problem in document["problems"]:
+        yield (problem,)
 
 
 def host_rows(document: Mapping[str, Any]) -> Iterator[Sequence[object]]:

@@ -9,6 +9,7 @@ other reason closes the connection: its process ends and is started again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Coroutine
 from typing import Any
@@ -120,6 +121,11 @@ def headers_of(block: bytes) -> dict[str, str] | None:
     return found or None
 
 
+def _is_late(answer: asyncio.Future[Msg]) -> None:
+    if not answer.done():
+        answer.set_exception(nats.errors.TimeoutError())
+
+
 class LogClient(Client):
     """A client that no message can break, and that is closed rather than deaf.
 
@@ -131,6 +137,13 @@ class LogClient(Client):
         super().__init__()
         self._ps = TotalParser(self)
         self._require_tls = require_tls
+        #: The subscription that brings all answers, and the subject that they have in common.
+        self._answers_sid: int | None = None
+        self._answers_prefix = ""
+        self._listening: asyncio.Task[None] | None = None
+        #: Questions without an answer, by the last word of the subject that theirs will come on.
+        self._asked: dict[bytes, asyncio.Future[Msg]] = {}
+        self._numbers = itertools.count(1)
 
     def _connect_command(self) -> bytes:
         if self._require_tls and not self._server_info.get("tls_required"):
@@ -151,6 +164,66 @@ class LogClient(Client):
             _client=self,
             _sid=sid,
         )
+
+    # --- questions
+
+    async def _request_new_style(
+        self, subject: str, payload: bytes, timeout: float = 1, headers: dict[str, Any] | None = None
+    ) -> Msg:
+        """Ask, and wait for the answer.
+
+        The answer comes to its waiter without a queue and a task in between, and the wait costs one timer: a log asks
+        for every event that it appends.
+
+        Raises:
+            ConnectionDrainingError: the client is closing.
+            TimeoutError: no answer within ``timeout`` seconds.
+        """
+        if self.is_draining_pubs:
+            raise nats.errors.ConnectionDrainingError
+        if self._answers_sid is None:
+            await self._listen()
+        loop = asyncio.get_running_loop()
+        token = b"%x" % next(self._numbers)
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._asked[token] = answer
+        late = loop.call_later(timeout, _is_late, answer)
+        try:
+            await self.publish(subject, payload, reply=self._answers_prefix + token.decode(), headers=headers)
+            return await answer
+        finally:
+            late.cancel()
+            del self._asked[token]
+            if answer.done() and not answer.cancelled():
+                # Taken note of, in case that publishing failed and nobody waited any more.
+                answer.exception()
+
+    async def _listen(self) -> None:
+        """Subscribe to answers, once."""
+        if self._listening is None:
+            self._answers_prefix = self.new_inbox() + "."
+            self._listening = asyncio.create_task(self._subscribe_to_answers())
+        await asyncio.shield(self._listening)
+
+    async def _subscribe_to_answers(self) -> None:
+        try:
+            subscription: Any = await self.subscribe(self._answers_prefix + "*")
+        except BaseException:
+            self._listening = None
+            raise
+        self._answers_sid = subscription._id
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if sid != self._answers_sid:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        answer = self._asked.get(subject.rpartition(b".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(self._build_message(sid, subject, reply, data, headers_of(headers) if headers else None))
+
+    # --- reading and reconnecting
 
     async def _read_loop(self) -> None:
         # It returns instead of raising, whatever happened; only with a lost connection is there another one to come.

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import msgspec
 import nats.errors
-import nats.js.errors
 
 from gpukeeper.events.connection import Connection
 from gpukeeper.events.errors import LogUnavailable
@@ -40,6 +39,11 @@ class _Error(msgspec.Struct, frozen=True):
     description: str = ""
 
 
+class _Ack(msgspec.Struct, frozen=True):
+    seq: int = 0
+    error: _Error | None = None
+
+
 class _State(msgspec.Struct, frozen=True):
     last_seq: int
 
@@ -50,6 +54,7 @@ class _Reply(msgspec.Struct, frozen=True):
     error: _Error | None = None
 
 
+_decode_ack = msgspec.json.Decoder(_Ack).decode
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -90,20 +95,23 @@ class JetStreamLog:
         self._connection.denied.discard(record.subject.lower())
         try:
             async with self._connection.while_connected():
-                ack = await self._connection.js.publish(
+                answer = await client.request(
                     record.subject, record.body, timeout=self._append_timeout_s, headers=headers
                 )
-        except nats.js.errors.NoStreamResponseError:
+            ack = _decode_ack(answer.data)
+        except nats.errors.NoRespondersError:
             return Refused("unavailable", "no stream listens on this subject")
-        except nats.js.errors.APIError as error:
-            return _refused(error)
+        except msgspec.MsgspecError as error:
+            return Unanswered(f"not an acknowledgement: {error}")
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionDrainingError) as error:
             return Refused("unavailable", str(error))
         except (TimeoutError, nats.errors.Error, OSError) as error:
             if record.subject.lower() in self._connection.denied:
                 return Refused("denied", f"these credentials may not publish to {record.subject}")
             return Unanswered(str(error) or type(error).__name__)
-        return Appended(ack.seq)
+        if ack.error is not None:
+            return _refused(ack.error)
+        return Appended(ack.seq) if ack.seq else Unanswered("an acknowledgement without a sequence")
 
     async def last(self, subject: str) -> Stored | None:
         return await self._message(_encode({"last_by_subj": subject}))
@@ -182,9 +190,9 @@ def _size_of(headers: dict[str, str]) -> int:
     return len("NATS/1.0\r\n\r\n") + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
 
 
-def _refused(error: nats.js.errors.APIError) -> Refused:
+def _refused(error: _Error) -> Refused:
     detail = f"{error.err_code}: {error.description}"
-    code = error.err_code or 0
+    code = error.err_code
     if code in _STALE:
         return Refused("stale", detail)
     if code in _IN_FLIGHT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpukeeper.events.reasons import Reason
 from gpukeeper.events.route import Candidate
 from gpukeeper.projections.device import Device
 from gpukeeper.projections.job import Job
@@ -81,7 +82,8 @@ def rank(site: Site, live: Live, weights: ScoreWeights, job: Job, option: Option
         # A denial is shown before a slot that is taken: else the reason would change with every job that passes.
         again_s = denied_until_s(job, option)
         if again_s is not None and now_s < again_s:
-            why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s"
+            why = f": {job.detail}" if job.reason == Reason.DENIED and job.detail else ""
+            why_not = f"it denied the job; asked again in {again_s - now_s:.0f} s{why}"
     evidence = live.hosts.get(host.name)
     reading = evidence.runtime(runtime.name) if evidence else None
     resident = [model.model for model in (reading.resident or ())] if reading else []

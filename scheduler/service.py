@@ -24,6 +24,7 @@ from gpukeeper.events.codec import Event, Submitted, decode
 from gpukeeper.events.connection import Connection
 from gpukeeper.events.device import Claimed
 from gpukeeper.events.errors import LogUnavailable, WaitTimedOut
+from gpukeeper.events.host import Joined, Left
 from gpukeeper.events.jetstream import JetStreamLog
 from gpukeeper.events.job import Admitted, PlacementVerified, Progress, Started
 from gpukeeper.events.log import Appended, Follower, Stored
@@ -35,6 +36,7 @@ from gpukeeper.events.route import Routed
 from gpukeeper.events.services import Services, serve
 from gpukeeper.events.site import LeaderElected
 from gpukeeper.events.tasks import end_all
+from gpukeeper.projections.registries import registry_problems
 from gpukeeper.projections.runner import SiteProjection
 from gpukeeper.projections.site import Retention
 from gpukeeper.scheduler.ask import AskService
@@ -49,6 +51,9 @@ _log = structlog.get_logger("gpukeeper.scheduler")
 
 #: Facts after which no job can go where it could not go before.
 _NO_ROOM = (Routed, Claimed, Admitted, PlacementVerified, Started, Progress)
+
+#: Facts with which the registry of a host becomes another one; what it lists was told before.
+_REGISTRIES = (Joined, Left)
 
 _TICK_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
@@ -90,6 +95,10 @@ class SchedulerService:
         self._wake_route = asyncio.Event()
         self._wake_control = asyncio.Event()
         self._snapshot_seq = 0
+        #: What is wrong between the hosts' registries, as it was logged last.
+        self._told_problems: tuple[str, ...] = ()
+        #: A host has joined or left since that was looked for.
+        self._registries_changed = True
         #: Heartbeats up to here were stored before this scheduler listened.
         self._beats_before = 0
         #: How far the server's clock is ahead of ours, by the last heartbeat that was heard as it was stored.
@@ -158,6 +167,8 @@ class SchedulerService:
             return
         if not isinstance(event.data, _NO_ROOM):
             self._wake_route.set()
+        if isinstance(event.data, _REGISTRIES):
+            self._registries_changed = True
         site = self.projection.site
         if site.commands or site.lapses:
             self._wake_control.set()
@@ -252,8 +263,19 @@ class SchedulerService:
                 _log.warning("tick_waits_for_log", error=error.message)
             self._wake_route.set()
             self._wake_control.set()
+            self._tell_problems()
             if self.projection.site.seq - self._snapshot_seq >= self._config.snapshot_every_events:
                 await self._save()
+
+    def _tell_problems(self) -> None:
+        """Log what only the whole site shows to be wrong, when it changes."""
+        if not self._registries_changed:
+            return
+        self._registries_changed = False
+        problems = registry_problems(self.projection.site)
+        if problems != self._told_problems:
+            self._told_problems = problems
+            _log.warning("registry_problems", problems="; ".join(problems) or "none any more")
 
     def _server_now_s(self) -> float:
         """The time by the server's clock, which the ages in the fold are counted from."""

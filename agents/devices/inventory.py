@@ -53,6 +53,8 @@ class Inventory:
         _check(config.devices)
         self._now = now
         self._find_devices = config.find_devices
+        #: The devices that each entry of the registry names.
+        self._named = {runtime.name: runtime.devices for runtime in config.runtimes}
         cpus = tuple(_declared(each) for each in config.devices if each.source == "cpu")
         statics = tuple(_declared(each) for each in config.devices if each.source == "static")
         limit_s = config.reading_timeout_s
@@ -148,6 +150,13 @@ class Inventory:
             for device, _ in (self._devices or {}).values()
             if device.unschedulable is not None
         ]
+        if self._devices is not None:
+            found += [
+                f"runtime {name} may use {device}: this host has no such device"
+                for name, devices in self._named.items()
+                for device in devices
+                if device not in self._devices
+            ]
         return found
 
     def _idle(self, source: DeviceSource) -> bool:

@@ -21,6 +21,13 @@ class Load:
     def going(self) -> bool:
         return not self._task.done()
 
+    @property
+    def took_s(self) -> float | None:
+        """Seconds that it took; None where it has not ended, or not well."""
+        if not self._task.done() or self._task.cancelled() or self._task.exception() is not None:
+            return None
+        return self._task.result()
+
     async def wait(self) -> float:
         """Seconds that the load took. Being cancelled does not break the load off.
 
@@ -59,6 +66,11 @@ class Loads:
             task.add_done_callback(_look_at)
             load = self._going[key] = Load(task)
         return load
+
+    def replaces(self, runtime: str, model: str, options: str) -> bool:
+        """Whether a load is under way that brings ``model`` in with other options."""
+        name = canonical(model)
+        return any(each[:2] == (runtime, name) and each[2] != options for each in self._going)
 
     async def _load(
         self, key: tuple[str, str, str], provider: Provider, model: str, work: Work, *, on_cpu: bool

@@ -21,6 +21,7 @@ class _Entry:
     """One registered runtime."""
 
     __slots__ = (
+        "changed_at",
         "epochs",
         "grace_s",
         "idleness",
@@ -46,6 +47,8 @@ class _Entry:
         self.using: set[int] = set()
         #: When a load or run of ours ended last.
         self.worked_at: datetime | None = None
+        #: When a load or release of ours began or ended last.
+        self.changed_at: datetime | None = None
         self.idleness = Idleness(gap_max_s=gap_max_s)
         self.reading: RuntimeReading | None = None
         self.loading = 0
@@ -129,6 +132,7 @@ class Tenancy:
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
+            entry.changed_at = self._now()
             self._worked(entry)
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
@@ -166,6 +170,7 @@ class Tenancy:
         """A release is under way there, of this model or of all: whoever comes waits until it has settled."""
         entry = self._entries.get(runtime)
         if entry is not None:
+            entry.changed_at = self._now()
             entry.releasing += 1
             entry.releases += 1
             entry.settled.clear()
@@ -176,6 +181,7 @@ class Tenancy:
         """It has come to its end, whichever."""
         entry = self._entries.get(runtime)
         if entry is not None:
+            entry.changed_at = self._now()
             entry.releasing -= 1
             if entry.releasing == 0:
                 entry.settled.set()
@@ -221,6 +227,24 @@ class Tenancy:
         entry = self._entries.get(runtime)
         return None if entry is None else entry.reading
 
+    def expects(self, provider: Provider, model: str) -> RuntimeReading | None:
+        """The newest look, where it lists ``model`` and nothing is known by which that would be gone by now.
+
+        A look that does not list it is then no proof that it is gone: busy models are missing from a look or two
+        (BASTION 0.4.1).
+        """
+        entry = self._entries.get(provider.config.name)
+        reading = None if entry is None else entry.reading
+        row = None if reading is None else provider.find(reading, model)
+        if entry is None or reading is None or row is None or row.stopping or _is_over(row.expires_at, self._now()):
+            return None
+        if canonical(model) in entry.let_go:
+            return None
+        if entry.changed_at is not None and parse_utc(reading.read_at) <= entry.changed_at:
+            # What we load or let go of may push out other things.
+            return None
+        return reading
+
     def tenants(
         self, devices: Iterable[str], pins: Mapping[str, tuple[str, ...]], *, but: int | None = None
     ) -> tuple[Tenant, ...]:
@@ -251,3 +275,13 @@ class Tenancy:
 def _as_pinned(row: ResidentModel, kept: Collection[str]) -> ResidentModel:
     """The row without a pin that only says what we told the runtime."""
     return replace(row, pinned=False) if row.pinned and canonical(row.model) in kept else row
+
+
+def _is_over(ends_at: str | None, now: datetime) -> bool:
+    """Whether a stay has ended; one without an end, or whose end cannot be told, has not."""
+    if ends_at is None:
+        return False
+    try:
+        return parse_utc(ends_at) <= now
+    except (ValueError, OverflowError):
+        return False

@@ -100,20 +100,7 @@ class Wishes:
 
     async def _act(self, runtime: str, wish: ActWish) -> None:
         room = self._room
-        if wish.act != "begin" and room.tenancy.jobs(runtime):
-            outcome = ActOutcome(
-                done=False,
-                reason=Reason.OWNER_BUSY,
-                detail=f"{room.tenancy.jobs(runtime)} job(s) load or run there: cancel them or drain its devices first",
-            )
-        elif self._steward is None:
-            outcome = ActOutcome(done=False, reason=Reason.NO_CONTAINER, detail="the registry names no container")
-        else:
-            room.tenancy.begin_release(runtime, None)
-            try:
-                outcome = await self._steward.perform(runtime, cast("Act", wish.act))
-            finally:
-                room.tenancy.end_release(runtime)
+        outcome = self._why_not(runtime, wish.act) or await self._in_turn(runtime, wish.act)
         acted = Acted(
             host=room.host,
             runtime=runtime,
@@ -124,6 +111,45 @@ class Wishes:
             detail=outcome.detail,
         )
         await room.runtime_subject(runtime).append(acted)
+
+    def _why_not(self, runtime: str, act: str) -> ActOutcome | None:
+        """Why nobody tries it now; None where it may be tried."""
+        jobs = self._room.tenancy.jobs(runtime)
+        if act != "begin" and jobs:
+            detail = f"{jobs} job(s) load or run there: cancel them or drain its devices first"
+            return ActOutcome(done=False, reason=Reason.OWNER_BUSY, detail=detail)
+        if self._steward is None:
+            return ActOutcome(done=False, reason=Reason.NO_CONTAINER, detail="the registry names no container")
+        return None
+
+    async def _in_turn(self, runtime: str, act: str) -> ActOutcome:
+        """Act while nobody loads or releases on its devices: the device would show both as one change."""
+        assert self._steward is not None, "looked at before"
+        room = self._room
+        try:
+            async with asyncio.timeout(TURN_LIMIT_S):
+                turn = await room.turns.take(self._devices_of(runtime))
+        except TimeoutError:
+            detail = f"loads and releases took turns on its devices for {TURN_LIMIT_S:g} s"
+            return ActOutcome(done=False, reason=Reason.OWNER_BUSY, detail=detail)
+        try:
+            # A job may have come meanwhile.
+            why_not = self._why_not(runtime, act)
+            if why_not is not None:
+                return why_not
+            room.tenancy.begin_release(runtime, None)
+            try:
+                return await self._steward.perform(runtime, cast("Act", act))
+            finally:
+                room.tenancy.end_release(runtime)
+        finally:
+            turn.leave()
+
+    def _devices_of(self, runtime: str) -> tuple[str, ...]:
+        """All that it may use: those that its registry entry names, or all of the host."""
+        provider = self._room.tenancy.provider(runtime)
+        named = () if provider is None else provider.config.devices
+        return named or tuple(device.id for device in self._room.inventory.devices)
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

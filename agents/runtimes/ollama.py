@@ -135,8 +135,10 @@ class Ollama:
         if task in ("workflow", "analysis"):
             raise RuntimeFailure(Reason.UNSUPPORTED_TASK, f"an Ollama does no {task}")
         options = wire.options(work)
-        # Ollama loads again when a request's ``num_gpu`` differs.
-        self._place(options, on_cpu=on_cpu)
+        if on_cpu:
+            # Ollama loads again when a request's ``num_gpu`` differs. One without takes the model as it is, which is
+            # where it was proven to be, whoever loaded it.
+            options["num_gpu"] = 0
         keep_s = self._config.keep_alive_s if keep_alive_s is None else keep_alive_s
         body: dict[str, Any] = {"model": model, "keep_alive": keep_s}
         if options:

@@ -7,121 +7,25 @@ memory shows on the cards of the stub driver.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gpukeeper.events.device import HandedOff, Reclaimed, ReclaimRequested
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.job import Accepted, Admitted, Denied, Expired, Succeeded, Waiting
-from gpukeeper.events.readings import Activity, Heartbeat
+from gpukeeper.events.job import Admitted, Denied, Expired, Succeeded
+from gpukeeper.events.readings import Activity
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import HealthChanged, ModelUnloaded, Suspect
-from support.cards import offer_driver
-from support.comfyui_fake import FakeComfyUI
+from support.card_site import BEATS, CARD, EMPTY_MB, GRACE_S, beats, begin, comfyui, job, ollama, vllm, waits
 from support.nats import NatsServer
-from support.nvml_stub import MB, Gpu, NvmlStub
-from support.ollama import FakeOllama
 from support.shared_cards import SharedCards
 from support.site import DEVICE, HOST, Served, Site, site_in
 from support.vllm_fake import FakeVllm
 from support.waiting import until
 
 pytestmark = pytest.mark.processes
-pytest_plugins = ["support.nvml_fixture"]
-
-CARD = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
-TOTAL_MB = 24_564
-#: What is free of an empty card: artokun/comfyui-mcp#2050.
-EMPTY_MB = 22_875
-GRACE_S = 1.0
-#: Beyond the grace, so that whoever stays after them does not stay for that.
-BEATS = 3
-
-
-@pytest.fixture
-async def site(
-    tmp_path: Path,
-    nats_server: NatsServer,
-    nvml: NvmlStub,
-    nvml_library: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Site]:
-    """A site whose host finds the GPUs that the stub of the driver lists."""
-    offer_driver(nvml_library, monkeypatch)
-    async with site_in(tmp_path, nats_server.settings()) as site:
-        site.devices = []
-        site.sections["agent"] |= {"find_devices": True, "idle_grace_s": GRACE_S}
-        yield site
-
-
-@pytest.fixture
-def card(nvml: NvmlStub) -> SharedCards:
-    return SharedCards(nvml, Gpu(uuid=CARD, memory=(TOTAL_MB, EMPTY_MB)))
-
-
-@asynccontextmanager
-async def ollama(site: Site, card: SharedCards) -> AsyncGenerator[FakeOllama]:
-    """An Ollama on the card that nobody else uses."""
-    fake = FakeOllama()
-    fake.count_prompts = True
-    fake.on_vram = card.follow("ollama", on=CARD)
-    async with fake:
-        site.served.append(Served("ollama", "ollama", fake, {"sole_client": True}))
-        yield fake
-
-
-@asynccontextmanager
-async def comfyui(site: Site, card: SharedCards, *, held_mb: int) -> AsyncGenerator[FakeComfyUI]:
-    """A ComfyUI that holds so much of the card."""
-    fake = FakeComfyUI()
-    fake.count_prompts = True
-    fake.on_held = card.follow("comfyui", on=CARD)
-    fake.held = held_mb * MB
-    async with fake:
-        site.served.append(Served("comfyui", "comfyui", fake))
-        yield fake
-
-
-@asynccontextmanager
-async def vllm(site: Site, card: SharedCards, *, holds_mb: int) -> AsyncGenerator[FakeVllm]:
-    """A vLLM that is awake, and holds so much of the card while it is."""
-    fake = FakeVllm()
-    fake.count_prompts = True
-    fake.on_awake = lambda awake: card.hold("vllm", holds_mb if awake else 0, on=CARD)
-    fake.on_awake(True)
-    async with fake:
-        site.served.append(Served("vllm", "vllm", fake, {"holds_mb": holds_mb}))
-        yield fake
-
-
-async def begin(site: Site) -> None:
-    site.scheduler()
-    site.agent()
-    await site.ready()
-
-
-def job(prompt: str, vram_mb: int, *, model: str = "m:8b") -> dict[str, object]:
-    return {"model": model, "prompt": prompt, "need": {"vram_mb": vram_mb}}
-
-
-async def waits(site: Site, job_id: str, reason: Reason = Reason.CAPACITY) -> str:
-    """Wait until the job waits for this reason; the scheduler's words."""
-    await site.watch.until(lambda: site.watch.site.jobs[job_id].reason == reason, f"{job_id} waits: {reason}")
-    told = [(fact.reason, fact.detail) for fact in site.watch.of_job(job_id, Waiting)]
-    told += [(fact.waiting, fact.detail) for fact in site.watch.of_job(job_id, Accepted)]
-    return next(detail for why, detail in told if why == reason)
-
-
-async def beats(site: Site, runtime: str, activity: Activity, *, times: int = BEATS) -> Heartbeat:
-    """Wait for so many more heartbeats that show this of the runtime."""
-
-    def shows(beat: Heartbeat) -> bool:
-        return any(each.runtime == runtime and each.activity == activity for each in beat.runtimes)
-
-    return await site.new_heartbeat(shows, times=times)
+pytest_plugins = ["support.nvml_fixture", "support.card_fixture"]
 
 
 def of_card(site: Site, kind: type[Fact]) -> list[Fact]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
+import nats.errors
 import pytest
+from nats.aio.msg import Msg
 
-from gpukeeper.events.connection import NatsSettings, connect
+from gpukeeper.events.connection import Connection, NatsSettings, connect
 from gpukeeper.events.errors import ConfigError, LogUnavailable
 from support.nats import NatsServer, free_ports
 from support.wait import until_answered
@@ -252,3 +254,79 @@ async def test_closing_ends_the_connection_for_good_and_can_be_repeated(nats_set
 
     assert connection.closed.done()
     assert not connection.connected
+
+
+# --- questions
+
+
+@pytest.fixture
+async def opened(nats_settings: NatsSettings) -> AsyncIterator[Connection]:
+    connection = await connect(nats_settings, name="questions")
+    yield connection
+    await connection.close()
+
+
+async def test_many_questions_at_once_each_get_their_own_answer(opened: Connection) -> None:
+    async def echo(message: Msg) -> None:
+        await message.respond(message.data)
+
+    await opened.client.subscribe("echo", cb=echo)
+    bodies = [str(number).encode() for number in range(200)]
+
+    answers = await asyncio.gather(*(opened.client.request("echo", body, timeout=10) for body in bodies))
+
+    assert [answer.data for answer in answers] == bodies
+
+
+async def test_a_question_that_nobody_hears_says_so_and_one_that_nobody_answers_ends_in_time(
+    opened: Connection,
+) -> None:
+    async def silent(message: Msg) -> None:
+        """Hears and says nothing."""
+
+    await opened.client.subscribe("silent", cb=silent)
+
+    with pytest.raises(nats.errors.NoRespondersError):
+        await opened.client.request("nobody", b"", timeout=10)
+    with pytest.raises(nats.errors.TimeoutError):
+        await opened.client.request("silent", b"", timeout=0.05)
+
+
+async def test_an_answer_after_its_time_goes_nowhere_and_the_next_question_gets_its_own(opened: Connection) -> None:
+    asked: list[Msg] = []
+    heard = asyncio.Event()
+
+    async def keep(message: Msg) -> None:
+        asked.append(message)
+        heard.set()
+
+    await opened.client.subscribe("slow", cb=keep)
+    with pytest.raises(nats.errors.TimeoutError):
+        await opened.client.request("slow", b"first", timeout=0.05)
+    second = asyncio.create_task(opened.client.request("slow", b"second", timeout=10))
+    while len(asked) < 2:
+        heard.clear()
+        await heard.wait()
+    await asked[0].respond(b"late")
+    await asked[1].respond(b"in time")
+
+    assert (await second).data == b"in time"
+
+
+async def test_a_question_that_is_cancelled_while_its_answer_arrives_is_cancelled(opened: Connection) -> None:
+    """A wait that took the answer instead would lose the wish to stop, and its task would go on for ever."""
+    asked: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+    async def keep(message: Msg) -> None:
+        asked.set_result(message)
+
+    await opened.client.subscribe("asked", cb=keep)
+    question = asyncio.create_task(opened.client.request("asked", b"", timeout=10))
+    message = await asked
+    # Straight to the future that waits, and the cancel in the same turn of the loop.
+    (waiting,) = opened.client._asked.values()  # pyright: ignore
+    waiting.set_result(message)
+    question.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await question

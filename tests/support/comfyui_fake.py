@@ -74,6 +74,11 @@ class FakeComfyUI(FakeServer):
         own = ("executions", "interrupts", "deleted", "frees", "held", "failed_looks")
         return {**super().counters(), **{name: getattr(self, name) for name in own}}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or waits."""
+        return self._running is not None or bool(self._pending)
+
     def forget(self) -> None:
         """What a restart does: queue and history are gone, and so is what was held."""
         self._pending, self._history, self.held = [], {}, 0

@@ -149,6 +149,8 @@ class Site:
         self.parts: list[Part] = []
         self.fakes: list[Fake] = []
         self.served: list[Served] = []
+        #: Entries of the registry that nothing of this test serves.
+        self.extra_runtimes: list[dict[str, object]] = []
         self._settings: NatsSettings | None = None
         self._connection: Connection | None = None
         self._watch: Watch | None = None
@@ -303,6 +305,7 @@ class Site:
         runtimes += [
             {"name": one.name, "provider": one.provider, "url": one.server.url, **one.settings} for one in self.served
         ]
+        runtimes += self.extra_runtimes
         parts = [f"[{name}]\n{_lines(values)}" for name, values in sections.items()]
         parts += [f"[[devices]]\n{_lines(values)}" for values in self.devices]
         parts += [f"[[runtimes]]\n{_lines(values)}" for values in runtimes]

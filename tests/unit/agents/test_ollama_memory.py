@@ -198,12 +198,17 @@ async def test_a_load_spills_where_nobody_asked_it_to_refuse(fake: FakeOllama, o
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "options", "sent"),
-    [(False, {}, {"num_gpu": 999}), (False, {"num_gpu": 12}, {"num_gpu": 12}), (True, {}, {"num_gpu": 0})],
+    ("on_cpu", "options", "loaded", "run"),
+    [
+        (False, {}, {"num_gpu": 999}, {}),
+        (False, {"num_gpu": 12}, {"num_gpu": 12}, {"num_gpu": 12}),
+        (True, {}, {"num_gpu": 0}, {"num_gpu": 0}),
+    ],
 )
-async def test_the_run_asks_for_the_placement_that_was_loaded(
-    fake: FakeOllama, on_cpu: bool, options: dict[str, Any], sent: dict[str, Any]
+async def test_the_run_takes_the_placement_that_was_loaded(
+    fake: FakeOllama, on_cpu: bool, options: dict[str, Any], loaded: dict[str, Any], run: dict[str, Any]
 ) -> None:
+    """A run that names no layers takes the model as it is, whoever loaded it."""
     async with registered(fake, refuse_spill=True) as ollama:
         work = Work(prompt="x", options=options)
 
@@ -211,7 +216,7 @@ async def test_the_run_asks_for_the_placement_that_was_loaded(
         async for _ in ollama.run("m:8b", "generate", work, on_cpu=on_cpu):
             pass
 
-    assert [body["options"] for _, body in fake.bodies] == [sent, sent]
+    assert [body.get("options", {}) for _, body in fake.bodies] == [loaded, run]
     assert fake.loads == 1
 
 

@@ -12,7 +12,7 @@ from gpukeeper.agents.surveyor import Surveyor
 from gpukeeper.events import device, runtime, subjects
 from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.readings import ClaimBeat, Heartbeat
+from gpukeeper.events.readings import Activity, ClaimBeat, Heartbeat
 from gpukeeper.projections.host import Suspicion
 from support.bench import Bench, WatchedLog
 from support.scripted import Runtime
@@ -295,6 +295,73 @@ async def test_c14_a_runtime_that_does_not_answer_clears_no_suspicion(what: str)
     await bench.over(30)
 
     assert "ollama" in bench.room.suspects
+
+
+async def stuck(bench: Survey, activity: Activity) -> Suspicion:
+    """The runtime gave a job no token, and shows this of itself since."""
+    bench.runtime.holds("m")
+    bench.runtime.idle_word = activity
+    await bench.surveyor.announce()
+    found = bench.room.suspects["ollama"] = Suspicion("m", "g0", "deadline: no progress within its clock")
+    return found
+
+
+@pytest.mark.parametrize("activity", ["busy", "unknown"])
+@in_virtual_time
+async def test_c31_a_runtime_that_gave_no_progress_stays_suspect_until_it_is_proven_to_idle(activity: Activity) -> None:
+    """C31: unknown is not idle."""
+    bench = Survey()
+    await stuck(bench, activity)
+    await bench.over(600)
+    meanwhile = dict(bench.room.suspects)
+    bench.runtime.idle_word = "idle"
+    await bench.over(6)
+
+    assert "ollama" in meanwhile
+    assert bench.room.suspects == {}
+    assert (await bench.last_of(runtime.HealthChanged)).suspect is None
+
+
+@in_virtual_time
+async def test_c31_a_runtime_that_was_proven_to_have_left_the_work_is_trusted_where_it_does_not_say_what_it_does() -> (
+    None
+):
+    bench = Survey()
+    bench.room.work_left["ollama"] = await stuck(bench, "unknown")
+    await bench.over(6)
+
+    assert bench.room.suspects == {}
+
+
+@in_virtual_time
+async def test_c31_what_was_proven_of_an_earlier_suspicion_says_nothing_about_the_next() -> None:
+    bench = Survey()
+    bench.room.work_left["ollama"] = await stuck(bench, "unknown")
+    bench.room.suspects["ollama"] = Suspicion("m", "g0", "deadline: no progress within its clock")
+    await bench.over(60)
+
+    assert "ollama" in bench.room.suspects
+
+
+@in_virtual_time
+async def test_c31_a_model_that_is_missing_from_a_look_or_two_has_not_left_its_work() -> None:
+    """C13's kind: a busy model was seen to be missing from two looks."""
+    bench = Survey()
+    await stuck(bench, "unknown")
+    rows, bench.runtime.resident = bench.runtime.resident, []
+    looks = bench.runtime.looks
+    while bench.runtime.looks < looks + 2:
+        await bench.over(1)
+    after_two = dict(bench.room.suspects)
+    bench.runtime.resident = rows
+    await bench.over(60)
+    back = dict(bench.room.suspects)
+    bench.runtime.resident = []
+    await bench.over(60)
+
+    assert "ollama" in after_two
+    assert "ollama" in back
+    assert bench.room.suspects == {}
 
 
 @in_virtual_time

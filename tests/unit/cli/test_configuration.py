@@ -62,6 +62,23 @@ def load(folder: Path, environ: dict[str, str] | None = None, given: Path | None
             r"runtimes\[0\].devices\[0\] = .*: expected string of 1 to 64 of A-Z a-z 0-9 _ -",
         ),
         (RUNTIME + RUNTIME, r'runtimes\[1\].name = "a": must be a value that no other entry has'),
+        (
+            RUNTIME + RUNTIME.replace('"a"', '"b"').replace("127.0.0.1:1", "localhost:1/api"),
+            r'runtimes\[1\].url = "http://localhost:1/api": must be another host or port than that of runtime a',
+        ),
+        ('[[devices]]\nid = "c"\ntotal_mb = -1', r"devices\[0\].total_mb = -1: expected integer >= 1"),
+        ('[[devices]]\nid = "c"\ntotal_mb = 1000000001', r"devices\[0\].total_mb = 1000000001: expected integer <="),
+        ('[[devices]]\nid = "c"\nheadroom_mb = -1', r"devices\[0\].headroom_mb = -1: expected integer >= 0"),
+        (
+            '[[devices]]\nid = "c"\ntotal_mb = 10\nheadroom_mb = 10',
+            r"devices\[0\].headroom_mb = 10: must be less than its total_mb of 10",
+        ),
+        (
+            '[[devices]]\nid = "c"\ntotal_mb = 10\n'
+            + RUNTIME.replace("ollama", "vllm")
+            + 'holds_mb = 11\ndevices = ["c"]',
+            r"runtimes\[0\].holds_mb = 11: must be at most 10, which is all that its devices are declared with",
+        ),
         ('[[devices]]\nid = "c"\n' * 2, r'devices\[1\].id = "c": must be a value that no other entry has'),
         ('[[devices]]\nid = "c"\nsource = "static"', r"devices\[0\].total_mb: missing: must be a capacity"),
         (RUNTIME.replace("ollama", "vllm"), r"runtimes\[0\].holds_mb: missing: must be how much VRAM it takes"),

@@ -47,6 +47,6 @@ def test_an_entry_that_cannot_be_meant_is_refused_with_its_place(text: str, word
 
 
 def test_many_runtimes_may_name_no_container() -> None:
-    ollama = '[[runtimes]]\nname = "{}"\nprovider = "ollama"\nurl = "http://127.0.0.1:1"\n'
+    ollama = '[[runtimes]]\nname = "{}"\nprovider = "ollama"\nurl = "http://127.0.0.1:{}"\n'
 
-    assert len(decode_config(ollama.format("a") + ollama.format("b")).runtimes) == 2
+    assert len(decode_config(ollama.format("a", 1) + ollama.format("b", 2)).runtimes) == 2

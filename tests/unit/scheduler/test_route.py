@@ -412,12 +412,12 @@ def test_a_device_that_denied_a_job_is_asked_again_later_each_time(h: History) -
     assert waited_s == [5, 10, 20, 40, 60, 60, 60]
 
 
-def test_a_device_that_denied_a_job_says_when_it_is_asked_again() -> None:
+def test_a_device_that_denied_a_job_says_why_and_when_it_is_asked_again() -> None:
     h = two_hosts()
     h.accepted("a", origin="h1")
     h.denied("a")
 
-    assert why_not(h) == "it denied the job; asked again in 5 s"
+    assert why_not(h) == "it denied the job; asked again in 5 s: insufficient: too little"
 
 
 def test_a_device_that_denied_a_thousand_times_is_still_asked() -> None:

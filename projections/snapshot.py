@@ -65,10 +65,12 @@ _NOT_FOLDED = frozenset(
         "events/recorder.py",
         # How producers ask what became of a job.
         "events/ask.py",
+        "events/endpoints.py",
         # What is derived from the types, or only scheduler and agents read.
         "events/schema.py",
         "projections/alone.py",
         "projections/hostview.py",
+        "projections/registries.py",
         # When folding begins and ends.
         "projections/runner.py",
     }

@@ -272,11 +272,6 @@ class Tenancy:
         )
 
 
-def _as_pinned(row: ResidentModel, kept: Collection[str]) -> ResidentModel:
-    """The row without a pin that only says what we told the runtime."""
-    return replace(row, pinned=False) if row.pinned and canonical(row.model) in kept else row
-
-
 def _is_over(ends_at: str | None, now: datetime) -> bool:
     """Whether a stay has ended; one without an end, or whose end cannot be told, has not."""
     if ends_at is None:
@@ -285,3 +280,8 @@ def _is_over(ends_at: str | None, now: datetime) -> bool:
         return parse_utc(ends_at) <= now
     except (ValueError, OverflowError):
         return False
+
+
+def _as_pinned(row: ResidentModel, kept: Collection[str]) -> ResidentModel:
+    """The row without a pin that only says what we told the runtime."""
+    return replace(row, pinned=False) if row.pinned and canonical(row.model) in kept else row

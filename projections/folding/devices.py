@@ -49,7 +49,7 @@ def on_claimed(site: Site, event: Event, fact: device_facts.Claimed) -> None:
     claims = () if old is None else old.claims
     site.change_device(event, fact.host, fact.device, claims=(*claims, claim))
     job = site.jobs.get(fact.job)
-    if job is not None and job.route is not None and job.route.seq == fact.route_seq:
+    if job is not None and job.route is not None and (job.route.seq, job.route.host) == (fact.route_seq, fact.host):
         site.unlist(job, fact.device)
 
 

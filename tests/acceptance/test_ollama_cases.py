@@ -29,6 +29,7 @@ from gpukeeper.events.job import (
     Started,
     Succeeded,
 )
+from gpukeeper.events.readings import Heartbeat
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import (
     HealthChanged,
@@ -297,6 +298,33 @@ async def test_c13_one_or_two_looks_without_an_idle_model_are_no_unload(site: Si
     await site.check()
 
 
+async def test_c13_a_look_without_the_row_proves_no_idleness(site: Site, host: Cards) -> None:
+    """C13: for its only client the Ollama is idle, until a look leaves a model out: the grace begins anew."""
+    await begin(site, host)
+    await succeeds(site, await site.submit(job("first")))
+    at = ""
+
+    def idle_with_row(beat: Heartbeat) -> bool:
+        return any(row.resident and row.idle_since and row.read_at > at for row in beat.runtimes)
+
+    before = (await site.heartbeat(idle_with_row)).runtimes[0]
+    at = before.read_at
+    host.ollama.ps_missing = 1
+    without = (
+        await site.heartbeat(lambda beat: any(row.resident == () and row.read_at > at for row in beat.runtimes))
+    ).runtimes[0]
+    at = without.read_at
+    after = (await site.heartbeat(idle_with_row)).runtimes[0]
+
+    assert before.idle_since is not None
+    assert before.idle_since < without.read_at
+    assert (without.activity, without.idle_since) == ("unknown", None)
+    assert after.idle_since is not None
+    assert after.idle_since > without.read_at
+    assert host.ollama.unloads == 0
+    await site.check()
+
+
 class Neighbour:
     """A second Ollama on the card of a host, with a model of its own."""
 
@@ -340,7 +368,7 @@ async def test_c13_a_busy_model_of_a_neighbour_that_looks_leave_out_is_neither_f
     host.show()
     await succeeds(site, wanted)
 
-    assert "16264 of 24564 MB usable" in why
+    assert "usable 16264 MB" in why
     assert still == Reason.CAPACITY
     (released,) = site.watch.all(ReclaimRequested)
     assert (released.runtime, released.model) == ("other", "other:13b")

@@ -473,6 +473,8 @@ class Attempt:
             return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
         if evidence.disputed is not None:
             return deny(Reason.RESIDENCY_UNKNOWN, evidence.disputed)
+        if evidence.kept is not None:
+            return deny(Reason.OWNER_BUSY, evidence.kept)
         block = self.room.still_blocked(reading)
         return decide(
             Question(

@@ -49,6 +49,8 @@ class Evidence(msgspec.Struct, frozen=True):
     row: ResidentModel | None
     #: It holds the model with other options: a load replaces it.
     replaces: bool = False
+    #: Why it must not be replaced now, in words.
+    kept: str | None = None
     #: It does not list the model, which is no proof that it is gone: why, in words.
     disputed: str | None = None
 
@@ -150,14 +152,15 @@ class Preparation:
         room, device = hold.room, hold.slot.device
         hold.phase = "awaiting_turn"
         self._turn = await room.turns.take(room.devices_of(hold.provider, device))
-        options = hold.provider.load_options(body.work)
-        await room.uses.until_harmless(hold.provider.config.name, body.model, options, but=hold.epoch)
+        await room.uses.until_asked(hold.provider.config.name, body.model, but=hold.epoch)
         evidence = await self.look(body)
         if evidence.row is not None:
             self.in_use(body)
             return evidence.readings, evidence, True
         if evidence.disputed is not None:
             return Refused(reason=Reason.RESIDENCY_UNKNOWN, detail=evidence.disputed)
+        if evidence.kept is not None:
+            return Refused(reason=Reason.OWNER_BUSY, detail=evidence.kept)
         refused = await self._make_room()
         if refused is not None:
             return refused
@@ -194,10 +197,12 @@ class Preparation:
         hold = self._hold
         room, name, options = hold.room, hold.provider.config.name, hold.provider.load_options(body.work)
         row = hold.provider.find(look, body.model)
-        if row is not None and room.loads.replaces(name, body.model, options):
-            return Evidence(look, readings, None, replaces=True)
-        if row is not None and not room.tenancy.serves(name, body.model, options):
-            return Evidence(look, readings, None, replaces=True)
+        if row is not None and (
+            room.loads.replaces(name, body.model, options) or not room.tenancy.serves(name, body.model, options)
+        ):
+            in_use = room.uses.with_other_options(name, body.model, options, but=hold.epoch)
+            kept = f"a job of ours uses {body.model} on {name} with other load options" if in_use else None
+            return Evidence(look, readings, None, replaces=True, kept=kept)
         if row is not None or look.resident is None:
             return Evidence(look, readings, row)
         return Evidence(look, readings, None, disputed=self._why_disputed(body.model))

@@ -546,8 +546,11 @@ class Attempt:
         hold.phase = "running"
         self._run.during = None
         self._preparation.in_use(body, asked=True)
+        stay = self._stay(body)
+        if stay.policy == "pin":
+            self.room.tenancy.kept(self.provider.config.name, body.model)
         self._run_at = asyncio.get_running_loop().time()
-        return await self._run.execute(body, self._stay(body))
+        return await self._run.execute(body, stay)
 
     def _stay(self, body: Body) -> Stay:
         config = self.provider.config

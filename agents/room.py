@@ -16,6 +16,7 @@ from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.disk import free_disk_mb
 from gpukeeper.agents.looks import FreshLooks
 from gpukeeper.agents.memory.handoff import Handoff
+from gpukeeper.agents.memory.holdings import is_own
 from gpukeeper.agents.memory.loads import Loads
 from gpukeeper.agents.memory.observer import Observer
 from gpukeeper.agents.memory.tenancy import Tenancy
@@ -267,10 +268,11 @@ class HostRoom:
         """
         uses = [use for reading in readings for use in reading.processes or ()]
         port = urlsplit(provider.config.url).port
-        if provider.reports_vram or not uses or port is None:
+        container = self.observer.container_of(provider.config.name)
+        if provider.reports_vram or not uses or (port is None and container is None):
             return None
-        pids = await asyncio.to_thread(_serving, port)
-        held = [use.used_mb for use in uses if use.pid in pids and use.used_mb is not None]
+        pids = frozenset[int]() if port is None else await asyncio.to_thread(_serving, port)
+        held = [use.used_mb for use in uses if use.used_mb is not None and is_own(use, pids, container)]
         return sum(held) if held else None
 
 

@@ -124,12 +124,16 @@ def _by_model(device: str, tenant: Tenant, reading: RuntimeReading, resident: tu
     here_mb, here = _held_by_runtime(device, tenant, reading)
     pins = {None if pin is None else canonical(pin) for pin in tenant.pins}
     alone = here is True and len(_sits_on(tenant, reading)) == 1
+    # What its processes hold here is all of the one model, also of one that is spread over several devices.
+    sole = sum(row.vram_bytes != 0 for row in resident) == 1
     found: dict[str, Owner] = {}
     for row in resident:
         held_mb = row.vram_bytes // _MB if row.vram_bytes is not None and (alone or row.vram_bytes == 0) else None
         if held_mb is not None and here_mb is not None:
             # Its processes hold no more than that in all, whatever it says.
             held_mb = min(held_mb, here_mb)
+        elif held_mb is None and sole and reading.holdings is not None:
+            held_mb = here_mb
         name = canonical(row.model)
         owner = _owner(
             tenant,

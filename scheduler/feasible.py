@@ -87,9 +87,11 @@ def options(site: Site, want: Want) -> list[Option] | Infeasible:
         return Infeasible(Reason.UNKNOWN_HOST, "host", detail, want.host)
     runtimes = list(_runtimes(site, want))
     if not runtimes:
-        if want.runtime is None:
+        if want.runtime is None or any(_is_coming(host, want.runtime) for host in _hosts(site, want)):
             return []
-        names = {runtime.name for host in _hosts(site, want) for runtime in host.registry}
+        names = {
+            runtime.name for host in _hosts(site, want) for runtime in host.registry if runtime.name in host.runtimes
+        }
         detail = f"no host lists a runtime of that name; known: {_some(names)}"
         return Infeasible(Reason.UNKNOWN_RUNTIME, "runtime", detail, want.runtime)
     with_model = [(host, runtime) for host, runtime in runtimes if may_have(runtime, want.model)]
@@ -112,6 +114,12 @@ def _runtimes(site: Site, want: Want) -> Iterator[tuple[Host, Runtime]]:
         for runtime in host.registry:
             if runtime.name in host.runtimes and want.runtime in (None, runtime.name):
                 yield host, runtime
+
+
+def _is_coming(host: Host, name: str) -> bool:
+    """Whether the host's agent has told of this runtime since it joined last: it is about to join with it."""
+    runtime = host.runtime(name)
+    return runtime is not None and runtime.seq > host.joined_seq
 
 
 def _on_devices(site: Site, want: Want, runtimes: list[tuple[Host, Runtime]]) -> list[Option] | Infeasible:

@@ -66,6 +66,10 @@ class Steward:
         """The container that the registry names for ``runtime``."""
         return self._containers.get(runtime)
 
+    def id_of(self, runtime: str) -> str | None:
+        """The id of the runtime's container at the last look that found it; None where none did."""
+        return self._ids.get(self._containers.get(runtime, ""))
+
     def runtime_of(self, container: str) -> str | None:
         """The runtime of a container that is told by its name, or by its id or the first twelve or more digits of it.
 

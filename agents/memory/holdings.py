@@ -27,7 +27,7 @@ def holdings_of(
         look: at the runtime.
         near: readings of the devices that it may use.
         pids: its processes; None where they are unknown.
-        container: the one that it runs in, by name, where the registry names one.
+        container: the full id of the one that it runs in, where that is known: drivers' processes are told by it.
         only_device: the device that it may use, where that is one.
     """
     by_process = _by_process(near, pids, container)
@@ -52,7 +52,7 @@ def _by_process(
     found: list[Holding] = []
     seen = False
     for reading in near:
-        own = [use for use in reading.processes or () if _is_own(use, pids, container)]
+        own = [use for use in reading.processes or () if is_own(use, pids, container)]
         if own:
             seen = True
             known = [use.used_mb for use in own if use.used_mb is not None]
@@ -63,7 +63,11 @@ def _by_process(
     return tuple(found)
 
 
-def _is_own(use: ProcessUse, pids: Collection[int] | None, container: str | None) -> bool:
+def is_own(use: ProcessUse, pids: Collection[int] | None, container: str | None) -> bool:
+    """Whether a process on a device belongs to the runtime of these processes, or of this container by its full id.
+
+    In a container, what listens on a port may be the engine's proxy: where both say, the container decides.
+    """
     if container is not None and use.container is not None:
         return use.container == container
     return pids is not None and use.pid in pids

@@ -58,10 +58,14 @@ class Observer:
             look,
             near,
             pids=await self._pids(provider, near),
-            container=config.container,
+            container=self.container_of(config.name),
             only_device=usable[0] if len(usable) == 1 else None,
         )
         return tenancy.looked(replace(look, activity=activity, holdings=holdings))
+
+    def container_of(self, runtime: str) -> str | None:
+        """The id of the container that it runs in, where the registry names one and the engine has told."""
+        return None if self.steward is None else self.steward.id_of(runtime)
 
     async def _pids(self, provider: Provider, near: list[DeviceReading]) -> frozenset[int] | None:
         """The processes of the runtime; None where that is unknown. Asked only where a device lists processes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from gpukeeper.capacity.idleness import Idleness
 from gpukeeper.capacity.owners import Tenant
 from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.modelnames import canonical
-from gpukeeper.events.readings import RuntimeReading
+from gpukeeper.events.readings import ResidentModel, RuntimeReading
 from gpukeeper.projections.host import ALL
 
 
@@ -25,6 +25,7 @@ class _Entry:
         "epochs",
         "grace_s",
         "idleness",
+        "kept",
         "let_go",
         "loaded",
         "loading",
@@ -53,6 +54,8 @@ class _Entry:
         self.loading = 0
         #: The options that each model was loaded with last, by its shortest name, where we loaded it.
         self.loaded: dict[str, str] = {}
+        #: Models, by their shortest names, that it was told by us to keep for ever, as the log's pins had it then.
+        self.kept: set[str] = set()
         #: Models, by their shortest names, that were asked to go and have not been seen to be gone.
         self.let_go: set[str] = set()
         #: How many releases are under way, and how many were ever begun.
@@ -139,6 +142,12 @@ class Tenancy:
             entry.loaded[model] = options
             entry.let_go.discard(model)
 
+    def kept(self, runtime: str, model: str) -> None:
+        """We told it to keep ``model`` for ever. Whether it is pinned is the log's word from now on, not the row's."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.kept.add(canonical(model))
+
     def serves(self, runtime: str, model: str, options: str) -> bool:
         """Whether ``model``, as it is resident there, is loaded with the options that a job needs.
 
@@ -202,7 +211,10 @@ class Tenancy:
         if entry is None:
             return reading
         if reading.resident is not None:
-            entry.let_go &= {canonical(row.model) for row in reading.resident}
+            held = {canonical(row.model) for row in reading.resident}
+            entry.let_go &= held
+            entry.kept &= held
+            reading = replace(reading, resident=tuple(_as_pinned(row, entry.kept) for row in reading.resident))
         # A look that began while a load or run of ours went on proves nothing, though that has ended by now.
         before = entry.worked_at is not None and parse_utc(reading.read_at) <= entry.worked_at
         entry.idleness = entry.idleness.read(reading, len(entry.using) + entry.loading + before)
@@ -268,3 +280,8 @@ def _is_over(ends_at: str | None, now: datetime) -> bool:
         return parse_utc(ends_at) <= now
     except (ValueError, OverflowError):
         return False
+
+
+def _as_pinned(row: ResidentModel, kept: Collection[str]) -> ResidentModel:
+    """The row without a pin that only says what we told the runtime."""
+    return replace(row, pinned=False) if row.pinned and canonical(row.model) in kept else row

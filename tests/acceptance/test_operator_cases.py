@@ -25,6 +25,7 @@ from support.nats import NatsServer
 from support.operators import Said, gpuq
 from support.shared_cards import SharedCards
 from support.site import HOST, Served, Site, site_in
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 pytest_plugins = ["support.nvml_fixture", "support.card_fixture", "support.docker_fixture"]
@@ -291,6 +292,34 @@ async def test_a_container_whose_runtime_runs_a_job_is_neither_stopped_nor_resta
     assert status == "running"
     assert isinstance(end, Succeeded)
     assert stopped.code == Exit.OK
+
+
+async def test_a_container_that_only_holds_memory_is_stopped_for_a_job_and_begun_again(
+    site: Site, card: SharedCards, docker_engine: DockerDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver lists its process under the host's number; whose it is shows its control group."""
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.url)
+    docker_engine.make("op-holds", "sleep", "1000")
+    pid = docker_engine.client.inspect_container("op-holds")["State"]["Pid"]
+    card.hold("op-holds", 10_000, on=CARD, pid=pid)
+    async with ollama(site, card):
+        site.extra_runtimes.append(
+            {"name": "holder", "provider": "container", "container": "op-holds", "release": "stop", "sole_client": True}
+        )
+        await begin(site)
+        await health(site, "holder", healthy=True)
+        wanted = await site.submit(job("large", 20_000))
+        await until(lambda: docker_engine.status("op-holds") == "exited", "the container is stopped")
+        card.hold("op-holds", 0, on=CARD)
+        end = await site.watch.end(wanted)
+        begun = await gpuq(site, "runtime", "begin", HOST, "holder")
+        await site.check()
+
+    assert isinstance(end, Succeeded)
+    (reclaimed,) = site.watch.of_device(HOST, CARD, Reclaimed)
+    assert (reclaimed.runtime, reclaimed.promised_mb, reclaimed.measured_mb) == ("holder", 10_000, 10_000)
+    assert begun.code == Exit.OK
+    assert docker_engine.status("op-holds") == "running"
 
 
 async def test_c34_a_container_that_keeps_restarting_gets_no_job_and_is_not_begun(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.events.device import HandedOff, Reclaimed, ReclaimRequested
+from gpukeeper.events.device import HandedOff, Reclaimed, ReclaimFailed, ReclaimRequested
 from gpukeeper.events.fact import Fact
-from gpukeeper.events.job import Admitted, Denied, Expired, Succeeded
+from gpukeeper.events.job import Admitted, Cancelled, Denied, Expired, Succeeded
 from gpukeeper.events.readings import Activity
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import HealthChanged, ModelUnloaded, Suspect
@@ -251,4 +251,30 @@ async def test_a_vllm_sleeps_for_another_runtimes_job_and_is_woken_for_its_own(
     released = [(fact.runtime, fact.why) for fact in site.watch.all(ModelUnloaded)]
     assert released == [("vllm", "reclaim"), ("ollama", "reclaim"), ("vllm", "reclaim")]
     assert [fact.runtime for fact in site.watch.all(Reclaimed)] == ["vllm", "ollama", "vllm"]
+    await site.check()
+
+
+async def test_a_vllm_that_cannot_sleep_stays_in_service_and_the_job_waits_with_its_words(
+    site: Site, card: SharedCards
+) -> None:
+    """It was started without sleep mode: it is asked, refuses, and goes on to serve."""
+    async with ollama(site, card), vllm(site, card, holds_mb=16_000) as owner:
+        owner.can_sleep = False
+        await begin(site)
+        wanted = await site.submit(job("large", 20_000))
+        failed = await site.watch.until(lambda: site.watch.of_device(HOST, CARD, ReclaimFailed), "the release fails")
+        await waits(site, wanted, Reason.RELEASE_FAILED)
+        own = await site.run({"model": "tiny", "prompt": "goes on"})
+        await beats(site, "vllm", "idle")
+        asked = owner.requests["/sleep"]
+        await site.command("cancel", wanted)
+        end = await site.watch.end(wanted)
+
+    assert failed[0].reason == Reason.RELEASE_FAILED
+    assert "--enable-sleep-mode" in failed[0].detail
+    assert isinstance(own, Succeeded)
+    assert isinstance(end, Cancelled)
+    assert asked == len(site.watch.of_device(HOST, CARD, ReclaimRequested)), "each time it is asked is an event"
+    assert asked <= 2, "it is not asked again at once"
+    assert not site.watch.all(Reclaimed)
     await site.check()

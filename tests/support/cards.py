@@ -34,7 +34,13 @@ class Cards:
         self.ollama.on_vram = self._follow
         #: The GPU or slice that the Ollama loads onto and unloads from.
         self.onto = gpus[0].uuid
+        #: GPUs that the next model is spread over evenly; empty: it goes onto one.
+        self.spread: tuple[str, ...] = ()
+        #: What the Ollama holds is listed as this process's, where the driver lists processes.
+        self.pid: int | None = None
         self._held_mb: Counter[str] = Counter()
+        #: What another runtime holds, by GPU.
+        self._others_mb: Counter[str] = Counter()
         self.show()
 
     def show(self) -> None:
@@ -53,19 +59,35 @@ class Cards:
         self._held_mb.clear()
         self.show()
 
+    def holds(self, uuid: str, mb: int) -> None:
+        """Another runtime holds so much of this GPU now."""
+        self._others_mb[uuid] = mb
+        self.show()
+
     def _follow(self, vram_bytes: int) -> None:
-        self._held_mb[self.onto] += vram_bytes // MB - self._held_mb.total()
+        change_mb = vram_bytes // MB - self._held_mb.total()
+        places = self.spread or (self.onto,)
+        for place in places:
+            self._held_mb[place] += change_mb // len(places)
+        if change_mb < 0:
+            self.spread = ()
         self.show()
 
     def _with_models(self, gpu: Gpu) -> Gpu:
         mig = gpu.mig and {place: replace(part, memory=self._left(part)) for place, part in gpu.mig.items()}
-        return replace(gpu, memory=self._left(gpu), mig=mig)
+        return replace(gpu, memory=self._left(gpu), mig=mig, compute=self._listed(gpu))
+
+    def _listed(self, gpu: Gpu) -> str | None:
+        held_mb = self._held_mb[gpu.uuid]
+        if self.pid is None or not held_mb:
+            return gpu.compute
+        return " ".join((f"{self.pid}:{held_mb * MB}:none", *([gpu.compute] if gpu.compute else [])))
 
     def _left(self, part: Gpu | Slice) -> tuple[int, int] | str | None:
         if not isinstance(part.memory, tuple):
             return part.memory
         total_mb, free_mb = part.memory
-        return total_mb, free_mb - self._held_mb[part.uuid]
+        return total_mb, free_mb - self._held_mb[part.uuid] - self._others_mb[part.uuid]
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpukeeper.capacity.owners import Tenant, owners_on
@@ -104,10 +105,21 @@ def test_with_several_devices_nobody_knows_where_a_model_sits_unless_the_process
         assert set(kept(here, device="B").values()) == {Reason.OTHER_DEVICE}
 
 
-def test_a_model_that_is_split_over_devices_holds_an_unknown_part_of_each() -> None:
-    reading = look(resident=(row("a", 3000),), holdings=(Holding(device="A", mb=1500), Holding(device="B", mb=1500)))
-    assert by_name(tenant(reading, devices=("A", "B")))["r/a"].held_mb is None
+def test_models_that_are_split_over_devices_hold_an_unknown_part_of_each() -> None:
+    rows = (row("a", 2000), row("b", 1000))
+    reading = look(resident=rows, holdings=(Holding(device="A", mb=1500), Holding(device="B", mb=1500)))
+    assert [by_name(tenant(reading, devices=("A", "B")))[f"r/{name}"].held_mb for name in "ab"] == [None, None]
     assert by_name(tenant(reading, devices=("A", "B"), releases="all"))["r"].held_mb == 1500
+
+
+def test_the_only_model_holds_all_that_its_processes_hold_also_where_it_is_split_over_devices() -> None:
+    """C37: 100 GB over four cards."""
+    rows = (row("a", 3000), row("on the CPU", 0))
+    reading = look(resident=rows, holdings=(Holding(device="A", mb=1600), Holding(device="B", mb=1500)))
+    owners = by_name(tenant(reading, devices=("A", "B")))
+    assert (owners["r/a"].held_mb, owners["r/on the CPU"].held_mb) == (1600, 0)
+    unseen = msgspec.structs.replace(reading, holdings=None)
+    assert by_name(tenant(unseen, devices=("A", "B")))["r/a"].held_mb is None
 
 
 def test_a_device_that_a_runtime_may_not_use_has_no_part_of_it() -> None:

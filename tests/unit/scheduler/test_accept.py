@@ -298,6 +298,19 @@ def test_a_host_whose_agent_has_announced_nothing_yet_is_no_reason_to_refuse() -
     assert accepted(h).waiting is Reason.NO_ROUTE
 
 
+def test_a_runtime_of_an_agent_that_is_about_to_join_is_waited_for() -> None:
+    """An agent tells of its runtimes first, and joins then: what comes in between must not be refused for good."""
+    h = History()
+    h.registered("h1", "coming")
+
+    told = accepted(h, runtime="coming")
+    h.proposed(*answers(h))
+    unknown = rejected(h, runtime="nobody")
+
+    assert (told.waiting, unknown.reason) == (Reason.NO_ROUTE, Reason.UNKNOWN_RUNTIME)
+    assert "known: none" in unknown.problems[0].message
+
+
 def test_a_runtime_that_left_the_registry_of_its_host_is_unknown(h: History) -> None:
     h.joined(runtimes=("other",))
 

@@ -30,9 +30,14 @@ class Host:
         self.runtime = Runtime(Card(Device(id="g0", kind="gpu", name="card")), devices=("g0",))
         self.tenancy.register(self.runtime, grace_s=GRACE_S, gap_max_s=15)
         self.models = ["m"]
+        #: Whether it says that it keeps them for ever.
+        self.row_pinned = False
 
     def look(self, activity: Activity = "idle", *, began: datetime | None = None) -> RuntimeReading:
-        rows = tuple(ResidentModel(model=each, size_bytes=5000 * MB, vram_bytes=5000 * MB) for each in self.models)
+        rows = tuple(
+            ResidentModel(model=each, size_bytes=5000 * MB, vram_bytes=5000 * MB, pinned=self.row_pinned)
+            for each in self.models
+        )
         read_at = utc_text(began or self.at)
         return self.tenancy.looked(
             RuntimeReading(runtime="ollama", read_at=read_at, healthy=True, activity=activity, resident=rows)
@@ -224,3 +229,19 @@ def test_a_stay_that_is_over_is_expected_no_more(host: Host, row: dict[str, obje
     host.tenancy.looked(replace(reading, resident=rows))
 
     assert (host.tenancy.expects(host.runtime, "m") is not None) is expected
+
+
+def test_a_model_that_we_told_it_to_keep_for_ever_is_pinned_by_the_log_alone(host: Host) -> None:
+    """C58: an Ollama shows what a pinned run asked for until another run asks for less, also once it is unpinned."""
+    host.row_pinned = True
+    host.look()
+    assert host.kept() is Reason.PINNED
+    host.tenancy.kept("ollama", "m:latest")
+    host.rest(301)
+    assert host.kept() is None
+
+    host.models = []
+    host.look()
+    host.models = ["m"]
+    host.rest(301)
+    assert host.kept() is Reason.PINNED

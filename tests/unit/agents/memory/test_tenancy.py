@@ -185,22 +185,6 @@ def test_a_model_that_stayed_though_asked_is_looked_at_as_any_other(host: Host) 
     assert host.tenancy.let_go("ollama") == frozenset()
 
 
-def test_a_model_that_we_told_it_to_keep_for_ever_is_pinned_by_the_log_alone(host: Host) -> None:
-    """C58: an Ollama shows what a pinned run asked for until another run asks for less, also once it is unpinned."""
-    host.row_pinned = True
-    host.look()
-    assert host.kept() is Reason.PINNED
-    host.tenancy.kept("ollama", "m:latest")
-    host.rest(301)
-    assert host.kept() is None
-
-    host.models = []
-    host.look()
-    host.models = ["m"]
-    host.rest(301)
-    assert host.kept() is Reason.PINNED
-
-
 # --- what a look that leaves a model out proves
 
 
@@ -245,3 +229,19 @@ def test_a_stay_that_is_over_is_expected_no_more(host: Host, row: dict[str, obje
     host.tenancy.looked(replace(reading, resident=rows))
 
     assert (host.tenancy.expects(host.runtime, "m") is not None) is expected
+
+
+def test_a_model_that_we_told_it_to_keep_for_ever_is_pinned_by_the_log_alone(host: Host) -> None:
+    """C58: an Ollama shows what a pinned run asked for until another run asks for less, also once it is unpinned."""
+    host.row_pinned = True
+    host.look()
+    assert host.kept() is Reason.PINNED
+    host.tenancy.kept("ollama", "m:latest")
+    host.rest(301)
+    assert host.kept() is None
+
+    host.models = []
+    host.look()
+    host.models = ["m"]
+    host.rest(301)
+    assert host.kept() is Reason.PINNED

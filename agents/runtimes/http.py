@@ -26,8 +26,9 @@ from gpukeeper.events.reasons import Reason
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 3.0
-#: Shorter than the 5 s after which llama.cpp closes an idle connection: none is reused while it is closing.
-KEEP_ALIVE_S = 4.0
+#: Much shorter than the 5 s after which llama.cpp closes an idle connection: none is reused while it is closing, also
+#: where this machine is busy.
+KEEP_ALIVE_S = 2.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
 FINISH_TIMEOUT_S = 0.25

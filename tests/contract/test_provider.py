@@ -402,9 +402,10 @@ async def test_a_model_that_was_released_can_be_loaded_and_run_again(at: Subject
         await at.provider.release(at.model)
     await at.provider.load(at.model, on_cpu=False)
 
-    _, result = await ran(at, "generate", Work(prompt="x", max_tokens=2))
+    task = at.tasks[0]
+    _, result = await ran(at, task, Work(prompt="x", max_tokens=2) if task == "generate" else Work(workflow=GRAPH))
 
-    assert result.text
+    assert result.text or result.output
 
 
 async def test_a_release_for_an_unreachable_runtime_is_not_accepted(at: Subject) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from gpukeeper.events.connection import NatsSettings
 from support.wait import until_found
 
-ACCOUNTS = 300
+ACCOUNTS = 1_000
 _HOST = "127.0.0.1"
 
 

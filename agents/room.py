@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -74,6 +75,7 @@ class HostRoom:
         inventory: Inventory,
         outputs: Outputs,
         view: HostView,
+        now: Callable[[], datetime] = now,
     ) -> None:
         self.host = host
         self.boot_id = boot_id
@@ -84,6 +86,8 @@ class HostRoom:
         self.inventory = inventory
         self.outputs = outputs
         self.view = view
+        #: This machine's clock, by which devices and runtimes are read.
+        self.now = now
         self.ledger = Ledger()
         #: Who uses which runtime, and since when it does nothing.
         self.tenancy = Tenancy(now=now)
@@ -152,9 +156,21 @@ class HostRoom:
             device.id for device in self.inventory.devices if device.kind == "gpu" and device.unschedulable is None
         )
 
-    def owners_on(self, device_id: str, *, but: int | None = None) -> tuple[Owner, ...]:
-        """Who holds memory there, by the newest looks; ``but`` is the claim that asks."""
-        return owners_on(device_id, self.tenancy.tenants(self.gpu_ids(), self.view.pins, but=but))
+    def owners_on(self, device_id: str, *, but: int | None = None, releasing: bool = True) -> tuple[Owner, ...]:
+        """Who holds memory there, by the newest looks.
+
+        Args:
+            device_id: the device.
+            but: the claim that asks.
+            releasing: what is being let go of stands as such, so that nobody asks for it twice.
+        """
+        owners = owners_on(device_id, self.tenancy.tenants(self.gpu_ids(), self.view.pins, but=but))
+        if not releasing:
+            return owners
+        return tuple(
+            msgspec.structs.replace(owner, stopping=True) if self.tenancy.is_releasing(owner.runtime) else owner
+            for owner in owners
+        )
 
     # --- subjects
 

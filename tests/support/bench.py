@@ -26,7 +26,7 @@ from gpukeeper.projections.hostview import HostView, PendingRoute
 from gpukeeper.projections.site import Site
 from support.history import CLOCKS
 from support.scripted import Card, Cards, Runtime
-from support.virtual_time import START_NS, now_ns
+from support.virtual_time import START_NS, moment, now_ns
 
 F = TypeVar("F", bound=Fact)
 
@@ -103,6 +103,7 @@ class Bench:
             inventory=Cards([self.card]),
             outputs=Outputs(self._publish),
             view=self.view,
+            now=moment,
         )
         self.room.open_slots([self.device])
 

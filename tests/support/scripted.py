@@ -9,12 +9,12 @@ from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
 from gpukeeper.capacity.device import Device
-from gpukeeper.events.clock import now
 from gpukeeper.events.instants import utc_text
 from gpukeeper.events.modelnames import find_resident
 from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
+from support.virtual_time import moment
 
 MB = 1024 * 1024
 
@@ -43,7 +43,7 @@ class Card:
         return DeviceReading(
             device=self.device.id,
             source="nvml",
-            read_at=utc_text(now()),
+            read_at=utc_text(moment()),
             state=self.state,
             error=self.error,
             total_mb=self.total_mb if figures else None,
@@ -57,7 +57,7 @@ class Cards(Inventory):
     """The devices of a host, as scripted."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
-        super().__init__(AgentConfig(host="h1", find_devices=False), now=now)
+        super().__init__(AgentConfig(host="h1", find_devices=False), now=moment)
         self._cards = {card.device.id: card for card in cards}
 
     async def find(self) -> tuple[Device, ...]:
@@ -154,7 +154,7 @@ class Runtime:
         await asyncio.sleep(self.look_s)
         return RuntimeReading(
             runtime=self._config.name,
-            read_at=utc_text(now()),
+            read_at=utc_text(moment()),
             healthy=self.healthy,
             activity=self._activity(),
             resident=None if self.resident is None else tuple(self.resident),

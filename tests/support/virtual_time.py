@@ -10,7 +10,10 @@ import asyncio
 import functools
 import selectors
 from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
 from typing import Any, ParamSpec, cast
+
+from gpukeeper.events.clock import from_ns, now
 
 P = ParamSpec("P")
 
@@ -49,6 +52,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.passed_s
+
+
+def moment() -> datetime:
+    """This machine's clock: the loop's where that is a virtual one."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        return now()
+    return from_ns(START_NS) + timedelta(microseconds=round(loop.time() * 1e6))
 
 
 def now_ns() -> int:

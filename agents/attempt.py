@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -37,7 +38,6 @@ from gpukeeper.capacity.decision import Decision, Question, decide
 from gpukeeper.capacity.need import Need, which_need
 from gpukeeper.capacity.residency import Stay, stay_of
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import Claimed, Considered, Released
 from gpukeeper.events.errors import LogUnavailable
 from gpukeeper.events.fact import Fact
@@ -55,6 +55,8 @@ _FENCED = "the claim was ended by somebody else; the scheduler gives the job its
 _WATCH_AGAIN_S = 1.0
 #: What was seen longer ago is looked at again before an admission rests on it.
 _EVIDENCE_AGE_MAX_S = 5.0
+#: What was loaded is remembered for so long after its claim: no decision rests on readings that are older.
+_LEDGER_KEPT_S = 60.0
 
 
 class Stop(StrEnum):
@@ -144,7 +146,7 @@ class Attempt:
 
         Cancelling it is for an agent that is torn down: the claim stays, and whoever comes next ends it.
         """
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = self.room.now()
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
@@ -209,7 +211,7 @@ class Attempt:
         await self.slot.subject.append(released, job=self.route.job, epoch=self.epoch)
 
     async def _while_held(
-        self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
+        self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: datetime
     ) -> None:
         """Everything between the claim and the release."""
         if self.stop_reason is not None:
@@ -249,14 +251,14 @@ class Attempt:
         return self.stop_reason in (Stop.PREEMPT, Stop.FENCED, Stop.DEVICE_LOST)
 
     async def _evidence(
-        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
+        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: datetime
     ) -> Evidence:
         """What the admission rests on: looked at again where it is old, or something was being released there."""
         tenancy, name = self.room.tenancy, self.provider.config.name
-        if tenancy.is_releasing(name):
-            await tenancy.until_settled(name)
-        elif asyncio.get_running_loop().time() - asked_at <= _EVIDENCE_AGE_MAX_S:
+        fresh = 0 <= (self.room.now() - asked_at).total_seconds() <= _EVIDENCE_AGE_MAX_S
+        if fresh and not tenancy.released_since(name, asked_at):
             return self._preparation.evidence(body, look, readings)
+        await tenancy.until_settled(name)
         return await self._preparation.look(body)
 
     def _begin_watch(self) -> None:
@@ -322,7 +324,7 @@ class Attempt:
         else:
             reserve_mb, detail = admission.reserve_mb, admission.detail
         if reserve_mb:
-            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, now())
+            self.room.ledger = self.room.ledger.reserve(self.epoch, self.slot.device.id, reserve_mb, self.room.now())
         self._hold.need = need
         admitted = facts.Admitted(**told, detail=detail, instance_id=self.room.instance_id, resident=resident)
         await self._held.append(admitted, epoch=self.epoch)
@@ -351,7 +353,7 @@ class Attempt:
     def _decide(self, need: Need | None, evidence: Evidence, left: HostLeft | None) -> Decision:
         """Waits for nothing, so that what is reserved here is reserved before another attempt decides."""
         device, look, reading = self.slot.device, evidence.look, evidence.readings[0]
-        ledger = self.room.ledger = self.room.ledger.seen_in(reading)
+        ledger = self.room.ledger = self.room.ledger.seen_in(reading, older_by_s=_LEDGER_KEPT_S)
         reserved_mb = ledger.unseen_mb(reading)
 
         def deny(reason: Reason, detail: str) -> Decision:
@@ -436,6 +438,7 @@ class Attempt:
         end = await self._preparation.prepare(body, evidence)
         if end is not None:
             return end
+        hold.room.tenancy.work(self.provider.config.name, self.epoch)
         await hold.append(facts.Started(job=self.route.job, epoch=self.epoch, attempt=self.route.attempt))
         hold.phase = "running"
         self._run.during = None
@@ -453,7 +456,7 @@ class Attempt:
 
     async def _settle_model(self, body: Body) -> None:
         """What the residency policy asks for now that the job has ended. What fails is told, and changes no end."""
-        stay, tenancy, name = self._stay(body), self.room.tenancy, self.provider.config.name
+        stay, name = self._stay(body), self.provider.config.name
         if stay.policy == "pin" and stay.source != "pin":
             why = "the job asks for it" if stay.source == "job" else "its runtime is configured so"
             pinned = Pinned(
@@ -465,7 +468,25 @@ class Attempt:
                 job=self.route.job,
             )
             await self.room.runtime_subject(name).append(pinned, job=self.route.job)
-        if not stay.unloads or self.provider.releases == "none" or tenancy.jobs(name, but=self.epoch):
+        if not stay.unloads or self.provider.releases == "none":
+            return
+        try:
+            async with asyncio.timeout(self.provider.config.release_timeout_s):
+                turn = await self.room.turns.take(self.room.devices_of(self.provider, self.slot.device))
+        except TimeoutError:
+            _log.warning(
+                "not_unloaded", **self._hold.context(), runtime=name, why="loads and releases took turns there"
+            )
+            return
+        try:
+            await self._unload(body)
+        finally:
+            turn.leave()
+
+    async def _unload(self, body: Body) -> None:
+        """In a turn: have the runtime let go of the model, unless another job has come to it meanwhile."""
+        tenancy, name = self.room.tenancy, self.provider.config.name
+        if tenancy.jobs(name, but=self.epoch) or tenancy.is_releasing(name) or not self._stay(body).unloads:
             return
         tenancy.releasing(name, going=True)
         try:

@@ -24,7 +24,6 @@ from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
 from gpukeeper.capacity.admission import shows_use
 from gpukeeper.events import job as facts
-from gpukeeper.events.clock import now
 from gpukeeper.events.device import HandedOff
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import DeviceReading, ResidentModel, RuntimeReading
@@ -60,6 +59,7 @@ class Preparation:
         self._wanted = wanted
         self._turn: Turn | None = None
         self._load: Load | None = None
+        self._load_over_noted = False
         #: Something was released on the way: what the device showed before is not what it showed at the load.
         self._freed = False
 
@@ -104,9 +104,16 @@ class Preparation:
         """
         if self._load is not None and self._load.going:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
+        self._note_load_over()
         if self._turn is not None:
             await self._hold.room.handoff.over(self._hold.slot.device.id)
             self._leave_turn()
+
+    def _note_load_over(self) -> None:
+        """However the load ended, readings begun from now on show what it left behind, and older ones need not."""
+        if self._load is not None and not self._load.going and not self._load_over_noted:
+            self._load_over_noted = True
+            self._hold.room.ledger = self._hold.room.ledger.loaded(self._hold.epoch, self._hold.room.now())
 
     def _leave_turn(self) -> None:
         if self._turn is not None:
@@ -121,6 +128,8 @@ class Preparation:
         self._turn = await room.turns.take(room.devices_of(hold.provider, device))
         evidence = await self.look(body)
         if evidence.row is not None:
+            # It is in the reservation of whoever brought it in, and in every reading since.
+            room.ledger = room.ledger.without(hold.epoch)
             return evidence.readings, evidence, True
         if room.provisioner is not None:
             hold.phase = "provisioning"
@@ -131,10 +140,12 @@ class Preparation:
         before = await room.read_devices(hold.provider, device)
         hold.phase = "loading"
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
-        hold.load_s = await self._load.wait()
-        look = await room.residency(hold.provider)
+        try:
+            hold.load_s = await self._load.wait()
+        finally:
+            self._note_load_over()
         hold.phase = "loaded"
-        room.ledger = room.ledger.loaded(hold.epoch, now())
+        look = await room.residency(hold.provider)
         after = await room.read_devices(hold.provider, device)
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -163,11 +174,17 @@ class Preparation:
         hold = self._hold
         device = hold.slot.device
         need_mb = None if hold.need is None else hold.need.vram_mb
-        if need_mb is None or not shows_use(await hold.room.inventory.read(device.id)):
+        reading = await hold.room.inventory.read(device.id)
+        block = hold.room.still_blocked(reading)
+        if block is not None:
+            # Since the admission, while others had their turns.
+            return Refused(reason=Reason.DEVICE_BLOCKED, detail=block.why)
+        if need_mb is None or not shows_use(reading):
             return None
         began_s = time.monotonic()
         hold.phase = "reclaiming"
-        asker = Asker(job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
+        assert self._turn is not None, "room is made in a turn"
+        asker = Asker(turn=self._turn, job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
         made = await hold.room.handoff.make_room(device, need_mb, asker)
         if isinstance(made, Refused):
             return made

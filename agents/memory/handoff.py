@@ -7,7 +7,6 @@ a release that is not wanted any more when its turn has come is dropped.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,11 @@ import msgspec
 import structlog
 
 from gpukeeper.agents.memory.settling import Settling
+from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.runtimes.port import Provider, RuntimeFailure
 from gpukeeper.capacity.admission import usable_mb
 from gpukeeper.capacity.device import Device
-from gpukeeper.capacity.reclaim import Owner, Plan, plan
+from gpukeeper.capacity.reclaim import Hurdle, Owner, Plan, hurdles, plan
 from gpukeeper.events import device as facts
 from gpukeeper.events.device import Considered
 from gpukeeper.events.readings import DeviceReading
@@ -34,9 +34,16 @@ _log = structlog.get_logger("gpukeeper.handoff")
 _LOOK_EVERY_S = 0.25
 
 
+def _now_s() -> float:
+    """By the loop's clock, like the limits of releases."""
+    return asyncio.get_running_loop().time()
+
+
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """Who needs the room: a job under its claim, or the wish of an operator."""
 
+    #: Under which it releases.
+    turn: Turn
     job: str | None = None
     epoch: int | None = None
     wanted_seq: int | None = None
@@ -133,7 +140,7 @@ class Handoff:
     ) -> Plan:
         """Who would be asked now, by the newest looks. Pure but for them."""
         owners = [
-            owner
+            msgspec.structs.replace(owner, turn_taken=self._turn_taken(owner, asker))
             for owner in self._room.owners_on(device.id, but=asker.epoch)
             if (owner.runtime, owner.model) not in but
             and asker.runtime in (None, owner.runtime)
@@ -197,6 +204,8 @@ class Handoff:
     ) -> _Released:
         """One release to its end, also where whoever asked leaves meanwhile: what was sent cannot be called back."""
         tenancy = self._room.tenancy
+        beside = self._room.turns.take_at_once(self._sits_on(owner) - asker.turn.devices)
+        assert beside is not None, "who sits where a turn is taken is not chosen"
         # Before anything is awaited: whoever comes to this runtime from now on waits until it has settled.
         tenancy.releasing(owner.runtime, going=True)
         task = asyncio.create_task(self._to_its_end(device, owner, before, wanted_mb, found, asker, more=more))
@@ -204,6 +213,7 @@ class Handoff:
 
         def ended(task: asyncio.Task[_Released]) -> None:
             tenancy.releasing(owner.runtime, going=False)
+            beside.leave()
             if self._going.get(device.id) is task:
                 del self._going[device.id]
             if not task.cancelled():
@@ -241,11 +251,11 @@ class Handoff:
         subject = room.device_subject(device.id)
         generation = await subject.append(requested, job=asker.job, epoch=asker.epoch)
         provider = room.tenancy.provider(owner.runtime)
-        why_not = self._dropped(owner, asker)
-        began_s = time.monotonic()
+        why_not = self._dropped(device, owner, asker)
+        began_s = _now_s()
         if provider is None or why_not is not None:
-            detail = why_not or "it is not in the registry any more"
-            return await self._failed(device, owner, generation, Reason.OWNER_BUSY, detail, before, began_s, asker)
+            why_not = why_not or Hurdle(Reason.NOT_RELEASABLE, "it is not in the registry any more")
+            return await self._failed(device, owner, generation, why_not.reason, why_not.detail, before, began_s, asker)
         settling = Settling(before_mb=before.free_mb or 0, promised_mb=owner.held_mb or 0, wanted_mb=wanted_mb)
         try:
             async with asyncio.timeout(provider.config.release_timeout_s):
@@ -257,6 +267,11 @@ class Handoff:
         except TimeoutError:
             if not settling.yielded:
                 return await self._blocked(device, owner, provider, generation, settling, began_s, asker)
+        except Exception as fault:
+            # Not by the provider's contract: the log is told before the fault goes on to whoever asked.
+            detail = f"{owner.label}: {type(fault).__name__}: {fault}"[:2000]
+            await self._failed(device, owner, generation, Reason.INTERNAL, detail, before, began_s, asker)
+            raise
         reclaimed = facts.Reclaimed(
             host=room.host,
             device=device.id,
@@ -266,7 +281,7 @@ class Handoff:
             promised_mb=owner.held_mb,
             measured_mb=settling.measured_mb,
             free_mb=settling.free_mb,
-            settle_s=round(time.monotonic() - began_s, 3),
+            settle_s=round(_now_s() - began_s, 3),
             job=asker.job,
             wanted_seq=asker.wanted_seq,
             more=more,
@@ -283,20 +298,33 @@ class Handoff:
         await room.runtime_subject(owner.runtime).append(unloaded, job=asker.job)
         return _Released(generation=generation)
 
-    def _dropped(self, owner: Owner, asker: Asker) -> str | None:
-        """Why the release is not wanted any more, now that it is in the log; None where it is."""
+    def _dropped(self, device: Device, owner: Owner, asker: Asker) -> Hurdle | None:
+        """Why the release is not to be sent any more, now that it is in the log; None where it is.
+
+        Whatever was seen, pinned or begun while it was being stored counts, and so does that nobody looked since.
+        """
         if not asker.wanted():
-            return "whoever needed it is gone"
-        if self._room.tenancy.jobs(owner.runtime, but=asker.epoch):
-            return "a job came to it in between"
-        return None
+            return Hurdle(Reason.NOT_NEEDED, "whoever needed it is gone")
+        name = (owner.runtime, owner.model)
+        for now in self._room.owners_on(device.id, but=asker.epoch, releasing=False):
+            if (now.runtime, now.model) == name:
+                return next(iter(hurdles(now)), None)
+        return Hurdle(Reason.OTHER_DEVICE, "it is not there any more")
+
+    def _sits_on(self, owner: Owner) -> frozenset[str]:
+        """The devices that a release of it may change."""
+        return self._room.tenancy.sits_on(owner.runtime, self._room.gpu_ids())
+
+    def _turn_taken(self, owner: Owner, asker: Asker) -> bool:
+        others = self._sits_on(owner) - asker.turn.devices
+        return any(self._room.turns.taken(other) for other in others)
 
     async def _settle(self, device: Device, settling: Settling) -> None:
         """Read the device until it shows enough, or no longer moves."""
         while True:
             reading = await self._room.inventory.read(device.id)
             free_mb = reading.free_mb if reading.state == "healthy" else None
-            if settling.saw(free_mb, time.monotonic()) != "moving":
+            if settling.saw(free_mb, _now_s()) != "moving":
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -312,7 +340,7 @@ class Handoff:
     ) -> _Released:
         """It accepted, and the device does not show it: nothing more is given out there until it does."""
         look = await self._room.residency(provider)
-        waited_s = time.monotonic() - began_s
+        waited_s = _now_s() - began_s
         if look.resident is None:
             reason, says = Reason.HANDOFF_TIMEOUT, "it does not say what it holds"
         elif look.resident and (owner.model is None or provider.find(look, owner.model) is not None):
@@ -351,7 +379,7 @@ class Handoff:
             reason=reason,
             detail=detail,
             free_mb=free_mb if before is None else before.free_mb,
-            waited_s=round(time.monotonic() - began_s, 3),
+            waited_s=round(_now_s() - began_s, 3),
             job=asker.job,
             wanted_seq=asker.wanted_seq,
         )

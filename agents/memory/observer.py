@@ -39,7 +39,7 @@ class Observer:
         tenancy = self._room.tenancy
         config = provider.config
         previous = tenancy.reading(config.name)
-        own_jobs = tenancy.jobs(config.name)
+        own_jobs = tenancy.at_work(config.name)
         look = await provider.look()
         if self.steward is not None and (state := await self.steward.state_of(config.name)) is not None:
             look = with_container(look, state)
@@ -47,7 +47,7 @@ class Observer:
         near = [readings[device] for device in usable if device in readings]
         activity = infer_activity(
             look,
-            own_jobs=max(own_jobs, tenancy.jobs(config.name)),
+            own_jobs=max(own_jobs, tenancy.at_work(config.name)),
             sole_client=config.sole_client,
             device_readings=near if len(near) == len(usable) else (),
             previous=previous,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.capacity.idleness import Idleness
 from gpukeeper.capacity.owners import Tenant
-from gpukeeper.events.instants import utc_text
+from gpukeeper.events.instants import parse_utc, utc_text
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.readings import RuntimeReading
 from gpukeeper.projections.host import ALL
@@ -20,21 +20,47 @@ from gpukeeper.projections.host import ALL
 class _Entry:
     """One registered runtime."""
 
-    __slots__ = ("epochs", "grace_s", "idleness", "loaded", "loading", "provider", "reading", "settled")
+    __slots__ = (
+        "at_work",
+        "epochs",
+        "grace_s",
+        "idleness",
+        "loaded",
+        "loading",
+        "provider",
+        "reading",
+        "released_at",
+        "releases",
+        "settled",
+        "worked_at",
+    )
 
     def __init__(self, provider: Provider, grace_s: float, gap_max_s: float) -> None:
         self.provider = provider
         self.grace_s = grace_s
-        #: Claims of ours that are here, from before their admission until their end.
+        #: Claims of ours that are here, from before their admission until their end: others do not release it.
         self.epochs: set[int] = set()
+        #: Those of them that had it work, or are just about to.
+        self.at_work: set[int] = set()
+        #: When we had it load or run last: a look that began before that does not know.
+        self.worked_at: datetime | None = None
         self.idleness = Idleness(gap_max_s=gap_max_s)
         self.reading: RuntimeReading | None = None
         self.loading = 0
         #: The options that each model was loaded with last, by its shortest name, where we loaded it.
         self.loaded: dict[str, str] = {}
+        #: Releases under way here.
+        self.releases = 0
+        #: When the last of them ended: what was seen before that may be gone.
+        self.released_at: datetime | None = None
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
+
+    def works(self, now: datetime) -> None:
+        """Whatever idleness was proven is over."""
+        self.idleness = Idleness(gap_max_s=self.idleness.gap_max_s)
+        self.worked_at = now
 
 
 class Tenancy:
@@ -60,28 +86,47 @@ class Tenancy:
     # --- use
 
     def enter(self, runtime: str, epoch: int) -> None:
-        """A job of ours is about to load or run there: whatever idleness was proven is over."""
+        """A claim of ours is for this runtime. Before it has any work there, the runtime rests as it did before."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.epochs.add(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+
+    def work(self, runtime: str, epoch: int) -> None:
+        """The claim is about to have the runtime work: whatever idleness was proven is over."""
+        entry = self._entries.get(runtime)
+        if entry is not None:
+            entry.at_work.add(epoch)
+            entry.works(self._now())
 
     def leave(self, runtime: str, epoch: int) -> None:
         entry = self._entries.get(runtime)
-        if entry is not None:
-            entry.epochs.discard(epoch)
-            entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+        if entry is None:
+            return
+        entry.epochs.discard(epoch)
+        if epoch in entry.at_work:
+            entry.at_work.discard(epoch)
+            entry.works(self._now())
 
     def jobs(self, runtime: str, *, but: int | None = None) -> int:
         """Claims of ours that are there, without the one that asks."""
         entry = self._entries.get(runtime)
         return 0 if entry is None else len(entry.epochs - {but})
 
+    def at_work(self, runtime: str) -> int:
+        """Claims and loads of ours that the runtime works for."""
+        entry = self._entries.get(runtime)
+        return 0 if entry is None else len(entry.at_work) + entry.loading
+
+    def is_loading(self, runtime: str) -> bool:
+        entry = self._entries.get(runtime)
+        return entry is not None and entry.loading > 0
+
     def loading(self, runtime: str, change: int) -> None:
-        """A load or a fetch begins (+1) or has ended (-1) there."""
+        """A load begins (+1) or has ended (-1) there."""
         entry = self._entries.get(runtime)
         if entry is not None:
             entry.loading += change
+            entry.works(self._now())
 
     def loaded(self, runtime: str, model: str, options: str) -> None:
         """We had it load ``model`` (by its shortest name) with these options."""
@@ -100,20 +145,31 @@ class Tenancy:
 
     def is_releasing(self, runtime: str) -> bool:
         entry = self._entries.get(runtime)
-        return entry is not None and not entry.settled.is_set()
+        return entry is not None and entry.releases > 0
+
+    def released_since(self, runtime: str, moment: datetime) -> bool:
+        """Whether something is or was being released there after ``moment``."""
+        entry = self._entries.get(runtime)
+        if entry is None:
+            return False
+        return entry.releases > 0 or (entry.released_at is not None and entry.released_at >= moment)
 
     def releasing(self, runtime: str, *, going: bool) -> None:
-        """A release is under way there, or has come to its end."""
+        """A release is under way there, or has come to its end. There may be several, each counts."""
         entry = self._entries.get(runtime)
-        if entry is not None and going:
+        if entry is None:
+            return
+        entry.releases += 1 if going else -1
+        if entry.releases:
             entry.settled.clear()
-        elif entry is not None:
+        else:
+            entry.released_at = self._now()
             entry.settled.set()
 
     async def until_settled(self, runtime: str) -> None:
         """Wait while something is being released there: what it holds then is not what it holds now."""
         entry = self._entries.get(runtime)
-        if entry is not None:
+        while entry is not None and entry.releases:
             await entry.settled.wait()
 
     # --- evidence
@@ -123,7 +179,16 @@ class Tenancy:
         entry = self._entries.get(reading.runtime)
         if entry is None:
             return reading
-        entry.idleness = entry.idleness.read(reading, len(entry.epochs) + entry.loading)
+        read_at = parse_utc(reading.read_at)
+        newest = entry.reading
+        if newest is not None and read_at < parse_utc(newest.read_at):
+            # Looks may overtake each other. What an older one saw is no news, unless it is work.
+            if not reading.healthy or reading.activity != "idle":
+                entry.works(read_at if entry.worked_at is None else max(read_at, entry.worked_at))
+                newest = entry.reading = replace(newest, idle_since=None)
+            return newest
+        began_before = entry.worked_at is not None and read_at <= entry.worked_at
+        entry.idleness = entry.idleness.read(reading, len(entry.at_work) + entry.loading + began_before)
         since = entry.idleness.since
         entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
         return entry.reading
@@ -132,6 +197,20 @@ class Tenancy:
         """The newest look."""
         entry = self._entries.get(runtime)
         return None if entry is None else entry.reading
+
+    def sits_on(self, runtime: str, devices: Iterable[str]) -> frozenset[str]:
+        """The devices that it holds anything on, as far as that is known; all that it may use otherwise.
+
+        Args:
+            runtime: its name.
+            devices: all of the host that a runtime without a list of its own may use.
+        """
+        entry = self._entries.get(runtime)
+        if entry is None:
+            return frozenset()
+        if entry.reading is not None and entry.reading.holdings is not None:
+            return frozenset(each.device for each in entry.reading.holdings if each.mb != 0)
+        return frozenset(entry.provider.config.devices or devices)
 
     def tenants(
         self, devices: Iterable[str], pins: Mapping[str, tuple[str, ...]], *, but: int | None = None

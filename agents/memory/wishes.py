@@ -75,7 +75,7 @@ class Wishes:
             await self._refuse(device_id, wish, Reason.OWNER_BUSY, detail)
             return
         try:
-            asker = Asker(wanted_seq=wish.seq, runtime=wish.runtime, model=wish.model)
+            asker = Asker(turn=turn, wanted_seq=wish.seq, runtime=wish.runtime, model=wish.model)
             made = await room.handoff.make_room(device, wish.vram_mb, asker)
             if isinstance(made, Refused):
                 if made.reason is Reason.DEVICE_UNKNOWN:
@@ -83,8 +83,10 @@ class Wishes:
             elif not made.generations:
                 await self._refuse(device_id, wish, Reason.NOT_NEEDED, f"{made.free_mb} MB are free already")
         finally:
-            await room.handoff.over(device_id)
-            turn.leave()
+            try:
+                await room.handoff.over(device_id)
+            finally:
+                turn.leave()
 
     async def _refuse(self, device_id: str, wish: ReclaimWish, reason: Reason, detail: str) -> None:
         refused = ReclaimRefused(

@@ -92,6 +92,19 @@ class Ledger(msgspec.Struct, frozen=True):
         """All but what is promised to ``epoch``: what others were promised, as its holder sees it."""
         return Ledger(tuple(each for each in self.reservations if each.epoch != epoch))
 
+    def ahead_of(self, epoch: int) -> Ledger:
+        """What counts for ``epoch`` when it has its turn to load: what was loaded, and the promises before its own.
+
+        A later claim may have been promised what only a release brings. It has its turn later, and measures then.
+        """
+        return Ledger(
+            tuple(
+                each
+                for each in self.reservations
+                if each.epoch != epoch and (each.loaded_at is not None or each.epoch < epoch)
+            )
+        )
+
     def seen_in(self, reading: DeviceReading, *, older_by_s: float = 0.0) -> Ledger:
         """Forget what was released and needs no counting any more, now that there is ``reading``.
 

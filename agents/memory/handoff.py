@@ -149,7 +149,7 @@ class Handoff:
         return plan(shortfall_mb, owners)
 
     def _usable_mb(self, device: Device, reading: DeviceReading, asker: Asker) -> int | None:
-        ledger = self._room.ledger if asker.epoch is None else self._room.ledger.without(asker.epoch)
+        ledger = self._room.ledger if asker.epoch is None else self._room.ledger.ahead_of(asker.epoch)
         return usable_mb(device, reading, ledger.unseen_mb(reading))
 
     async def _refuse(

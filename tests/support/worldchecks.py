@@ -199,7 +199,16 @@ class Checks:
     def _fits(self, reading: DeviceReading, grant: Grant, epoch: int, card: WorldCard) -> bool:
         if reading.free_mb is None:
             return False
-        return grant.mb + self._promised_mb(reading, but=epoch) + card.device.headroom_mb <= reading.free_mb
+        at = parse_utc(reading.read_at)
+        over = {each.epoch for each in self.host.agent.attempts.values() if each.released}
+        promised_mb = sum(
+            other.mb
+            for number, other in self.grants.items()
+            if number != epoch
+            and other.device == reading.device
+            and (at <= other.loaded_at if other.loaded_at is not None else number < epoch and number not in over)
+        )
+        return grant.mb + promised_mb + card.device.headroom_mb <= reading.free_mb
 
     def load_over(self, runtime: WorldRuntime) -> None:
         self.ops = [op for op in self.ops if (op.kind, op.runtime) != ("load", runtime.name)]
@@ -231,7 +240,7 @@ class Checks:
         for pin, since_s in self.pins.get(name, {}).items():
             if (pin is None or model is None or pin == model) and now_s - since_s > _IN_THE_AIR_S:
                 self.broke(f"{label}, which is pinned")
-        if any(model in (None, kept) for kept in runtime.kept & set(runtime.sits)):
+        if any(row.pinned and model in (None, row.model) for row in self._newest_look(runtime).resident or ()):
             self.broke(f"{label}, which the runtime itself keeps")
         asker = None if fact is None else fact.job
         others = [
@@ -272,6 +281,13 @@ class Checks:
         began_s = (newest - now).total_seconds() + loop_s - grace_s
         if runtime.worked_s > began_s:
             self.broke(f"{label}, which worked for us {loop_s - runtime.worked_s:.1f} s ago")
+
+    @staticmethod
+    def _newest_look(runtime: WorldRuntime) -> RuntimeReading:
+        """Of those that were there."""
+        newest = max(runtime.given, key=lambda given: given.begun_at).reading
+        assert isinstance(newest, RuntimeReading)
+        return newest
 
     def release_over(self, runtime: WorldRuntime) -> None:
         self.ops = [

@@ -491,8 +491,11 @@ class Attempt:
         tenancy.releasing(name, going=True)
         try:
             look = await self.room.residency(self.provider)
-            if look.resident is not None and self.provider.find(look, body.model) is None:
-                # The runtime unloaded it by itself, as the run had told it to.
+            if look.resident is None:
+                raise RuntimeFailure(Reason.RESIDENCY_UNKNOWN, look.error or "it did not say what it holds")
+            row = self.provider.find(look, body.model)
+            if row is None or row.pinned:
+                # The runtime unloaded it by itself, as the run had told it to; or somebody wants it to stay.
                 return
             async with asyncio.timeout(self.provider.config.release_timeout_s):
                 await self.provider.release(body.model if self.provider.releases == "model" else None)

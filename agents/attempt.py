@@ -492,10 +492,19 @@ class Attempt:
         try:
             look = await self.room.residency(self.provider)
             if look.resident is None:
-                raise RuntimeFailure(Reason.RESIDENCY_UNKNOWN, look.error or "it did not say what it holds")
+                _log.warning(
+                    "not_unloaded", **self._hold.context(), runtime=name, why=look.error or "residency unknown"
+                )
+                return
             row = self.provider.find(look, body.model)
             if row is None or row.pinned:
                 # The runtime unloaded it by itself, as the run had told it to; or somebody wants it to stay.
+                return
+            if self.provider.releases == "all" and (len(look.resident) > 1 or self.room.view.pins.get(name)):
+                # It would let go of what is not this job's as well.
+                return
+            if tenancy.jobs(name, but=self.epoch) or not self._stay(body).unloads:
+                # Meanwhile.
                 return
             async with asyncio.timeout(self.provider.config.release_timeout_s):
                 await self.provider.release(body.model if self.provider.releases == "model" else None)

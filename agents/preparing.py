@@ -7,7 +7,6 @@ a release) goes on when its job is cancelled, and the turn and the slot are kept
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body
 from gpukeeper.agents.endings import ClockExpired
 from gpukeeper.agents.hold import Hold
-from gpukeeper.agents.memory.handoff import Asker, Refused
+from gpukeeper.agents.memory.handoff import Asker, Made, Refused
 from gpukeeper.agents.memory.loads import Load
 from gpukeeper.agents.memory.turns import Turn
 from gpukeeper.agents.placement import Verdict, judge
@@ -134,10 +133,10 @@ class Preparation:
         if room.provisioner is not None:
             hold.phase = "provisioning"
             await room.provisioner.ensure(hold.provider, body.model, hold.route.job, until)
-        refused = await self._make_room()
-        if refused is not None:
-            return refused
-        before = await room.read_devices(hold.provider, device)
+        made = await self._make_room()
+        if isinstance(made, Refused):
+            return made
+        before, _ = await asyncio.gather(room.read_devices(hold.provider, device), self._tell_handed_off(made))
         hold.phase = "loading"
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
         try:
@@ -145,8 +144,7 @@ class Preparation:
         finally:
             self._note_load_over()
         hold.phase = "loaded"
-        look = await room.residency(hold.provider)
-        after = await room.read_devices(hold.provider, device)
+        look, after = await asyncio.gather(room.residency(hold.provider), room.read_devices(hold.provider, device))
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
         return before, Evidence(look, after, hold.provider.find(look, body.model)), still_replaced
@@ -169,7 +167,7 @@ class Preparation:
         )
         return self.evidence(body, look, readings)
 
-    async def _make_room(self) -> Refused | None:
+    async def _make_room(self) -> Made | Refused | None:
         """Free what is missing, where the device's memory can be measured; otherwise the reservation stands for it."""
         hold = self._hold
         device = hold.slot.device
@@ -181,27 +179,28 @@ class Preparation:
             return Refused(reason=Reason.DEVICE_BLOCKED, detail=block.why)
         if need_mb is None or not shows_use(reading):
             return None
-        began_s = time.monotonic()
         hold.phase = "reclaiming"
         assert self._turn is not None, "room is made in a turn"
         asker = Asker(turn=self._turn, job=hold.route.job, epoch=hold.epoch, wanted=self._wanted)
-        made = await hold.room.handoff.make_room(device, need_mb, asker)
-        if isinstance(made, Refused):
-            return made
-        if made.generations:
-            self._freed = True
-            handed = HandedOff(
-                host=hold.room.host,
-                device=device.id,
-                job=hold.route.job,
-                epoch=hold.epoch,
-                need_mb=need_mb,
-                free_mb=made.free_mb,
-                generations=made.generations,
-            )
-            await hold.slot.subject.append(handed, job=hold.route.job, epoch=hold.epoch)
-            _log.info("handed_off", **hold.context(), took_s=round(time.monotonic() - began_s, 3))
-        return None
+        return await hold.room.handoff.make_room(device, need_mb, asker)
+
+    async def _tell_handed_off(self, made: Made | None) -> None:
+        """That releases made the room, where they did."""
+        hold = self._hold
+        if made is None or not made.generations:
+            return
+        self._freed = True
+        handed = HandedOff(
+            host=hold.room.host,
+            device=hold.slot.device.id,
+            job=hold.route.job,
+            epoch=hold.epoch,
+            need_mb=made.need_mb or 0,
+            free_mb=made.free_mb,
+            generations=made.generations,
+        )
+        await hold.slot.subject.append(handed, job=hold.route.job, epoch=hold.epoch)
+        _log.info("handed_off", **hold.context(), releases=len(made.generations))
 
     async def _tell_loaded(self, body: Body, before: Sequence[DeviceReading], after: Sequence[DeviceReading]) -> None:
         hold = self._hold

@@ -58,6 +58,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     """There is room now, by measurement."""
 
     free_mb: int
+    need_mb: int | None = None
     generations: tuple[int, ...] = ()
 
 
@@ -108,14 +109,14 @@ class Handoff:
             if need_mb is not None and usable >= need_mb:
                 if unanswered:
                     await self._nothing_more(device, asker, "enough is free")
-                return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
+                return Made(free_mb=reading.free_mb or 0, need_mb=need_mb, generations=tuple(generations))
             await self._room.observer.look_at_all(await self._room.inventory.read_all())
             found = self.plan(device, None if need_mb is None else need_mb - usable, asker, but=asked)
             if not found.chosen:
                 if need_mb is None and generations:
                     if unanswered:
                         await self._nothing_more(device, asker, "whatever may be released has been")
-                    return Made(free_mb=reading.free_mb or 0, generations=tuple(generations))
+                    return Made(free_mb=reading.free_mb or 0, need_mb=need_mb, generations=tuple(generations))
                 return await self._refuse(device, need_mb, usable, found, failure, asker)
             owner = found.chosen[0]
             asked.add((owner.runtime, owner.model))
@@ -286,7 +287,6 @@ class Handoff:
             wanted_seq=asker.wanted_seq,
             more=more,
         )
-        await subject.append(reclaimed, job=asker.job, epoch=asker.epoch)
         unloaded = ModelUnloaded(
             host=room.host,
             runtime=owner.runtime,
@@ -295,7 +295,11 @@ class Handoff:
             job=asker.job,
             generation=generation,
         )
-        await room.runtime_subject(owner.runtime).append(unloaded, job=asker.job)
+        # At once: whoever asked waits for both, and the device is free already.
+        await asyncio.gather(
+            subject.append(reclaimed, job=asker.job, epoch=asker.epoch),
+            room.runtime_subject(owner.runtime).append(unloaded, job=asker.job),
+        )
         return _Released(generation=generation)
 
     def _dropped(self, device: Device, owner: Owner, asker: Asker) -> Hurdle | None:

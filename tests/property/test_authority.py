@@ -71,7 +71,9 @@ def layouts(draw: st.DrawFn) -> Layout:
         )
     )
     places = st.lists(st.integers(0, len(cards) - 1), max_size=2, unique=True).map(lambda some: tuple(sorted(some)))
-    holds = st.lists(st.tuples(st.sampled_from(MODELS), st.integers(0, 2)), min_size=1, max_size=3, unique_by=lambda each: each[0])
+    holds = st.lists(
+        st.tuples(st.sampled_from(MODELS), st.integers(0, 2)), min_size=1, max_size=3, unique_by=lambda each: each[0]
+    )
     hows = st.integers(0, len(RELEASE_MODES) + 3).map(lambda how: how if how < len(RELEASE_MODES) else 0)
     kinds: st.SearchStrategy[Releases] = st.sampled_from(["model", "model", "all", "none"])
     runtimes = draw(

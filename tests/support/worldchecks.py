@@ -1,4 +1,4 @@
-"""The rules of device authority, stated once more from the facts and the truth of a world, not from the agent's code."""
+"""The rules of device authority, stated once more: from the facts and the truth of a world, not the agent's code."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class Checks:
         self.drained: dict[str, float] = {}
         #: Blocked devices: what was free at most while nothing had been yielded.
         self.blocked: dict[str, int] = {}
+        #: What each device showed to be free at the end of its last release.
+        self._shown_mb: dict[str, int] = {}
         self.counts: dict[str, int] = {}
         self._seen = 0
         for runtime in host.runtimes:
@@ -104,7 +106,7 @@ class Checks:
             case device_facts.Appeared():
                 self.blocked.pop(fact.device, None)
             case device_facts.Changed(state="blocked"):
-                self.blocked.setdefault(fact.device, self.host.inventory.cards[fact.device].free_mb)
+                self.blocked.setdefault(fact.device, self._shown_mb.get(fact.device, 0))
                 self.count("blocked")
             case device_facts.Changed():
                 self.blocked.pop(fact.device, None)
@@ -115,6 +117,7 @@ class Checks:
                 if self.open.pop(fact.generation, None) is None:
                     self.broke(f"{type(fact).__name__} of generation {fact.generation}, which is not open")
                 self.ops = [op for op in self.ops if op.generation != fact.generation]
+                self._shown_mb[fact.device] = fact.free_mb or 0
             case job_facts.Admitted():
                 self._admitted(fact)
             case job_facts.PlacementVerified() if fact.epoch in self.grants:
@@ -132,7 +135,7 @@ class Checks:
         reading, now_s = fact.reading, asyncio.get_running_loop().time()
         self.count("admitted resident" if fact.resident else "admitted")
         card = self.host.inventory.cards[fact.device]
-        if reading.state != "healthy" or reading.free_mb is None or reading.total_mb is None:
+        if reading is None or reading.state != "healthy" or reading.free_mb is None or reading.total_mb is None:
             self.broke(f"{fact.job} was admitted on a reading without figures")
             return
         if not any(given.reading == reading for given in card.given):
@@ -155,7 +158,9 @@ class Checks:
                 f"of {fact.device} were free ({would_free_mb} MB more after releases)"
             )
         if fact.usable_mb is None or fact.usable_mb > reading.free_mb - promised_mb - card.device.headroom_mb:
-            self.broke(f"{fact.job}: {fact.usable_mb} MB are not usable of {reading.free_mb} MB, {promised_mb} promised")
+            self.broke(
+                f"{fact.job}: {fact.usable_mb} MB are not usable of {reading.free_mb} MB, {promised_mb} promised"
+            )
         self.grants[fact.epoch] = Grant(device=fact.device, mb=fact.need_mb)
 
     def _promised_mb(self, reading: DeviceReading, *, but: int) -> int:
@@ -261,9 +266,7 @@ class Checks:
         if not any(use.container == runtime.name and use.used_mb for each in shown for use in each.processes or ()):
             self.broke(f"{label} for {fact.device}, where nothing of it was seen")
         now, loop_s = self.host.moment(), asyncio.get_running_loop().time()
-        looks = sorted(
-            (g for g in runtime.given if g.there_s <= loop_s), key=lambda g: g.begun_at
-        )
+        looks = sorted((g for g in runtime.given if g.there_s <= loop_s), key=lambda g: g.begun_at)
         grace_s = runtime.config.idle_grace_s or 0.0
         newest: datetime | None = None
         since: datetime | None = None
@@ -291,9 +294,7 @@ class Checks:
 
     def release_over(self, runtime: WorldRuntime) -> None:
         self.ops = [
-            op
-            for op in self.ops
-            if not (op.kind == "release" and op.runtime == runtime.name and op.generation is None)
+            op for op in self.ops if not (op.kind == "release" and op.runtime == runtime.name and op.generation is None)
         ]
 
     def run_asked(self, runtime: WorldRuntime, model: str) -> None:

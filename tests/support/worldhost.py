@@ -145,9 +145,13 @@ class Agent:
     def _on_change(self) -> None:
         for attempt in self.attempts.values():
             claims = self.view.claims.get(attempt.slot.device.id, {})
-            if attempt.epoch and attempt.epoch <= self.view.seq and attempt.epoch not in claims:
-                if not attempt.released:
-                    attempt.stop(Stop.FENCED)
+            if (
+                attempt.epoch
+                and attempt.epoch <= self.view.seq
+                and attempt.epoch not in claims
+                and not attempt.released
+            ):
+                attempt.stop(Stop.FENCED)
         if self._survey is None:
             return
         self._wishes.take_up()

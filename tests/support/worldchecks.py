@@ -59,8 +59,8 @@ class Checks:
         self.requested: set[int] = set()
         self.pins: dict[str, dict[str | None, float]] = {}
         self.drained: dict[str, float] = {}
-        #: Blocked devices: what was free at most while nothing had been yielded.
-        self.blocked: dict[str, int] = {}
+        #: Blocked devices: since when, and what was free then, before anything had been yielded.
+        self.blocked: dict[str, tuple[float, int]] = {}
         #: What each device showed to be free at the end of its last release.
         self._shown_mb: dict[str, int] = {}
         self.counts: dict[str, int] = {}
@@ -106,7 +106,7 @@ class Checks:
             case device_facts.Appeared():
                 self.blocked.pop(fact.device, None)
             case device_facts.Changed(state="blocked"):
-                self.blocked.setdefault(fact.device, self._shown_mb.get(fact.device, 0))
+                self.blocked.setdefault(fact.device, (now_s, self._shown_mb.get(fact.device, 0)))
                 self.count("blocked")
             case device_facts.Changed():
                 self.blocked.pop(fact.device, None)
@@ -142,8 +142,7 @@ class Checks:
             self.broke(f"{fact.job} was admitted on a reading that nobody gave")
         if now_s - self.drained.get(fact.device, now_s) > _IN_THE_AIR_S:
             self.broke(f"{fact.job} was admitted on {fact.device}, which is out of service")
-        at_most = self.blocked.get(fact.device)
-        if at_most is not None and reading.free_mb <= at_most:
+        if self._is_blocked(card):
             self.broke(f"{fact.job} was admitted on {fact.device}, which is blocked")
         if fact.resident:
             return
@@ -162,6 +161,14 @@ class Checks:
                 f"{fact.job}: {fact.usable_mb} MB are not usable of {reading.free_mb} MB, {promised_mb} promised"
             )
         self.grants[fact.epoch] = Grant(device=fact.device, mb=fact.need_mb)
+
+    def _is_blocked(self, card: WorldCard) -> bool:
+        """Whether no reading has shown since that anything was yielded."""
+        since_s, free_mb = self.blocked.get(card.device.id, (0.0, None))
+        if free_mb is None:
+            return False
+        shown = [g.reading for g in card.given if g.there_s >= since_s and isinstance(g.reading, DeviceReading)]
+        return not any(reading.free_mb is not None and reading.free_mb > free_mb for reading in shown)
 
     def _promised_mb(self, reading: DeviceReading, *, but: int) -> int:
         """What others were given that the reading cannot show."""

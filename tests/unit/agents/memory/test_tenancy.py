@@ -154,6 +154,8 @@ async def test_who_comes_waits_until_the_last_of_several_releases_has_settled() 
     tenancy = host.tenancy
     tenancy.begin_release("ollama", "m")
     tenancy.begin_release("ollama", "n")
+    before = host.at
+    assert tenancy.released_since("ollama", before)
     waiting = asyncio.create_task(tenancy.until_settled("ollama"))
     tenancy.end_release("ollama")
     await asyncio.sleep(1)
@@ -163,7 +165,8 @@ async def test_who_comes_waits_until_the_last_of_several_releases_has_settled() 
     await asyncio.wait_for(waiting, 1)
 
     assert not tenancy.is_releasing("ollama")
-    assert tenancy.releases_begun("ollama") == 2
+    assert tenancy.released_since("ollama", before)
+    assert not tenancy.released_since("ollama", before + timedelta(seconds=1))
 
 
 def test_a_model_that_was_asked_to_go_is_expected_to_be_missing_until_it_is(host: Host) -> None:

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import pytest
+
+from gpukeeper.agents.attempt import Stop
 from gpukeeper.agents.config import RuntimeConfig
+from gpukeeper.agents.memory.handoff import Asker, Made, Refused
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import device as facts
 from gpukeeper.events import runtime as runtime_facts
@@ -216,3 +220,105 @@ async def test_an_unload_after_a_job_waits_for_its_turn_on_the_device() -> None:
 
     assert world.phase(job) == "succeeded"
     assert list(first.sits) == []
+
+
+@in_virtual_time
+async def test_c41_a_release_for_a_job_that_is_cancelled_while_the_request_is_stored_is_not_sent() -> None:
+    world = World(runtimes=[{"grace_s": 0.0}, {}])
+    world.runtimes[0].put("a", world.cards[0])
+    await world.begin(rest_s=6)
+
+    def stop_when_requested(_: object) -> None:
+        if isinstance(world.host.events[-1].data, facts.ReclaimRequested):
+            for attempt in world.host.agent.attempts.values():
+                attempt.stop(Stop.PREEMPT)
+
+    await world.host.log.follow(stop_when_requested, after=await world.host.log.last_seq())
+    world.host.paused = False
+    await world.send(world.runtimes[1], "b")
+    world.host.paused = True
+    await world.go_on(3)
+
+    assert "a" in world.runtimes[0].sits
+    assert [fact.reason for fact in world.of(facts.ReclaimFailed)] == [Reason.NOT_NEEDED]
+
+
+@in_virtual_time
+async def test_c24_an_owner_that_gives_back_too_little_is_asked_once_and_the_next_one_after_it() -> None:
+    world = World(runtimes=[{"grace_s": 0.0, "on": (0,)}, {"grace_s": 0.0, "on": (0,)}, {"on": (0,)}])
+    first, second, third = world.runtimes
+    first.put("a", world.cards[0])
+    second.put("small", world.cards[0])
+    first.release_mode = "part"
+    world.cards[0].held["somebody", "else"] = 1000
+    await world.begin(rest_s=6)
+    job = await world.send(third, "b")
+    await world.go_on(20)
+
+    assert [fact.runtime for fact in world.of(facts.ReclaimRequested)][:2] == ["r0", "r1"]
+    assert world.phase(job) == "succeeded"
+
+
+@in_virtual_time
+async def test_c41_a_release_that_was_sent_goes_on_to_its_end_when_its_job_is_stopped() -> None:
+    world = World(runtimes=[{"grace_s": 0.0}, {}])
+    world.runtimes[0].put("a", world.cards[0])
+    world.runtimes[0].release_mode = "late"
+    await world.begin(rest_s=6)
+    await world.send(world.runtimes[1], "b")
+    await asyncio.sleep(1)
+    world.host.paused = True
+    (attempt,) = world.host.agent.attempts.values()
+    attempt.stop(Stop.PREEMPT)
+    await asyncio.sleep(1)
+    assert world.host.agent.room.turns.taken("g0"), "while it goes on, nobody else loads there"
+    await world.go_on(10)
+
+    assert [fact.measured_mb for fact in world.of(facts.Reclaimed)] == [6000]
+    assert not world.host.agent.room.turns.taken("g0")
+
+
+@in_virtual_time
+async def test_c57_a_release_that_the_device_does_not_show_is_none_and_blocks_the_device() -> None:
+    world = World(runtimes=[{"grace_s": 0.0}, {}])
+    world.runtimes[0].put("a", world.cards[0])
+    world.runtimes[0].release_mode = "lie"
+    await world.begin(rest_s=6)
+    job = await world.send(world.runtimes[1], "b")
+    await world.go_on(30)
+
+    assert world.of(facts.Reclaimed) == []
+    assert [fact.reason for fact in world.of(facts.ReclaimFailed)] == [Reason.RELEASE_FAILED]
+    assert "blocked" in [fact.state for fact in world.of(facts.Changed)]
+    assert world.phase(job) in ("waiting", "routed")
+    world.runtimes[0].heal()
+    await world.go_on(20)
+    assert world.phase(job) == "succeeded"
+
+
+@pytest.mark.parametrize(("epoch", "made"), [(1, False), (10**9, True)], ids=["earlier", "later"])
+@in_virtual_time
+async def test_room_is_made_beside_what_earlier_claims_were_promised(epoch: int, made: bool) -> None:
+    world = World(runtimes=[{}])
+    await world.begin()
+    room, device = world.host.agent.room, world.cards[0].device
+    room.ledger = room.ledger.reserve(epoch, device.id, 6000, moment())
+    turn = await room.turns.take([device.id])
+    found = await room.handoff.make_room(device, 6000, Asker(turn=turn, epoch=10**6))
+
+    assert isinstance(found, Made if made else Refused)
+
+
+@in_virtual_time
+async def test_what_was_loaded_since_the_reading_counts_whoever_came_first() -> None:
+    world = World(runtimes=[{}])
+    await world.begin()
+    room, device = world.host.agent.room, world.cards[0].device
+    world.cards[0].read_s = 1.0
+    room.ledger = room.ledger.reserve(10**9, device.id, 6000, moment())
+    turn = await room.turns.take([device.id])
+    making = asyncio.create_task(room.handoff.make_room(device, 6000, Asker(turn=turn, epoch=10**6)))
+    await asyncio.sleep(0.5)
+    room.ledger = room.ledger.loaded(10**9, moment())
+
+    assert isinstance(await making, Refused)

@@ -57,6 +57,8 @@ class Checks:
         #: Releases in the log without an end: by generation.
         self.open: dict[int, device_facts.ReclaimRequested] = {}
         self.requested: set[int] = set()
+        #: What each claim asked for, by (epoch, runtime, model).
+        self._asked: set[tuple[int, str, str | None]] = set()
         self.pins: dict[str, dict[str | None, float]] = {}
         self.drained: dict[str, float] = {}
         #: Blocked devices: since when, and what was free then, before anything had been yielded.
@@ -118,6 +120,12 @@ class Checks:
                     self.broke(f"{type(fact).__name__} of generation {fact.generation}, which is not open")
                 self.ops = [op for op in self.ops if op.generation != fact.generation]
                 self._shown_mb[fact.device] = fact.free_mb or 0
+                if isinstance(fact, device_facts.Reclaimed) and not (
+                    0 < fact.measured_mb * 2 >= (fact.promised_mb or 0)
+                ):
+                    self.broke(
+                        f"{fact.measured_mb} MB of {fact.promised_mb} MB count as taken back from {fact.runtime}"
+                    )
             case job_facts.Admitted():
                 self._admitted(fact)
             case job_facts.PlacementVerified() if fact.epoch in self.grants:
@@ -255,6 +263,14 @@ class Checks:
         if any(row.pinned and model in (None, row.model) for row in self._newest_look(runtime).resident or ()):
             self.broke(f"{label}, which the runtime itself keeps")
         asker = None if fact is None else fact.job
+        for each in self.host.agent.attempts.values():
+            if fact is None or each.route.job != asker:
+                continue
+            if each.stop_reason is not None:
+                self.broke(f"{label} for {asker}, which was told to stop ({each.stop_reason})")
+            if (each.epoch, name, model) in self._asked:
+                self.broke(f"{label} for {asker}, which asked for it before")
+            self._asked.add((each.epoch, name, model))
         others = [
             each.route.job
             for each in self._attempts(name)

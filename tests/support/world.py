@@ -183,7 +183,7 @@ class WorldRuntime:
         self.release_mode, self.load_mode, self.look_mode = "ok", "ok", "ok"
         self.foreign_until_s = 0.0
         for card in self.cards:
-            for key in [key for key in card.held if key[0] == self.name and key[1] not in self.sits]:
+            for key in [key for key in card.held if key[0] == self.name and key[1].startswith("left over")]:
                 del card.held[key]
 
     # --- looks

@@ -7,8 +7,12 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpukeeper.agents.attempt import Attempt, Stop
 from gpukeeper.agents.config import AgentConfig
+from gpukeeper.agents.containers.port import ContainerState
+from gpukeeper.agents.containers.steward import Steward
 from gpukeeper.agents.memory.takeover import close_releases
 from gpukeeper.agents.memory.wishes import Wishes
 from gpukeeper.agents.outputs import Outputs
@@ -32,6 +36,7 @@ from gpukeeper.projections.job import Phase
 from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.reap import decide_orphans
 from support.history import clocks
+from support.scripted_engine import ScriptedEngine
 from support.virtual_time import now_ns
 from support.world import WorldCard, WorldInventory, WorldRuntime
 
@@ -67,6 +72,13 @@ class _Wire:
         return outcome
 
 
+class _Containers(ScriptedEngine):
+    """Each runtime runs in a container, by whose id the cards tell its processes."""
+
+    async def inspect(self, name: str) -> ContainerState:
+        return replace(await super().inspect(name), id=name)
+
+
 async def _unheard(subject: str, body: bytes) -> None:
     """Nobody watches the outputs."""
 
@@ -96,12 +108,16 @@ class Agent:
         self.attempts: dict[int, Attempt] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self._claimed: set[int] = set()
-        self._wishes = Wishes(self.room, None)
+        config = AgentConfig(
+            host=HOST, heartbeat_s=HEARTBEAT_S, runtimes=tuple(runtime.config for runtime in host.runtimes)
+        )
+        steward = self.room.observer.steward = Steward(config, _Containers())
+        self._wishes = Wishes(self.room, steward)
         self._joined_seq = 0
         self._beats = MemoryLog(now_ns=now_ns)
         self.surveyor = Surveyor(
             self.room,
-            AgentConfig(host=HOST, heartbeat_s=HEARTBEAT_S),
+            config,
             self._beats,
             {runtime.name: runtime for runtime in host.runtimes},
             lambda: [beat for attempt in self.attempts.values() for beat in attempt.beats()],

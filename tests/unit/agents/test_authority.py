@@ -10,14 +10,15 @@ import pytest
 
 from gpukeeper.agents.attempt import Stop
 from gpukeeper.agents.config import RuntimeConfig
-from gpukeeper.agents.memory.handoff import Asker, Made, Refused
+from gpukeeper.agents.memory.handoff import Made, Refused
+from gpukeeper.agents.memory.release import Asker
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import device as facts
 from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import Releases
 from gpukeeper.events.reasons import Reason
-from support.virtual_time import in_virtual_time, moment
+from support.virtual_time import in_virtual_time, now
 from support.world import WorldCard, WorldRuntime
 from support.worldchecks import Checks
 from support.worldhost import HOST, Host
@@ -31,7 +32,7 @@ class World:
 
     def __init__(self, *, cards: int = 1, slots: int = 2, runtimes: Sequence[dict[str, Any]]) -> None:
         made = [WorldCard(Device(id=f"g{n}", kind="gpu", name="card", slots=slots), 10_000) for n in range(cards)]
-        self.host = Host(made, [runtime_of(made, name=f"r{n}", **each) for n, each in enumerate(runtimes)], moment)
+        self.host = Host(made, [runtime_of(made, name=f"r{n}", **each) for n, each in enumerate(runtimes)], now)
         self.checks = Checks(self.host)
         self.cards, self.runtimes = self.host.cards, self.host.runtimes
 
@@ -302,9 +303,9 @@ async def test_room_is_made_beside_what_earlier_claims_were_promised(epoch: int,
     world = World(runtimes=[{}])
     await world.begin()
     room, device = world.host.agent.room, world.cards[0].device
-    room.ledger = room.ledger.reserve(epoch, device.id, 6000, moment())
-    turn = await room.turns.take([device.id])
-    found = await room.handoff.make_room(device, 6000, Asker(turn=turn, epoch=10**6))
+    room.ledger = room.ledger.reserve(epoch, device.id, 6000, now())
+    await room.turns.take([device.id])
+    found = await room.handoff.make_room(device, 6000, Asker(turn_on=(device.id,), epoch=10**6))
 
     assert isinstance(found, Made if made else Refused)
 
@@ -315,10 +316,10 @@ async def test_what_was_loaded_since_the_reading_counts_whoever_came_first() -> 
     await world.begin()
     room, device = world.host.agent.room, world.cards[0].device
     world.cards[0].read_s = 1.0
-    room.ledger = room.ledger.reserve(10**9, device.id, 6000, moment())
-    turn = await room.turns.take([device.id])
-    making = asyncio.create_task(room.handoff.make_room(device, 6000, Asker(turn=turn, epoch=10**6)))
+    room.ledger = room.ledger.reserve(10**9, device.id, 6000, now())
+    await room.turns.take([device.id])
+    making = asyncio.create_task(room.handoff.make_room(device, 6000, Asker(turn_on=(device.id,), epoch=10**6)))
     await asyncio.sleep(0.5)
-    room.ledger = room.ledger.loaded(10**9, moment())
+    room.ledger = room.ledger.loaded(10**9, now())
 
     assert isinstance(await making, Refused)

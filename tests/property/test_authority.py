@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from gpukeeper.agents.config import RuntimeConfig
@@ -310,7 +310,7 @@ async def played(layout: Layout, script: list[Step]) -> Play:
 SEEN: Counter[str] = Counter()
 
 
-@settings(max_examples=80, derandomize=True)
+@settings(max_examples=150, derandomize=True, phases=(Phase.generate, Phase.shrink))
 @given(layout=layouts(), script=steps())
 def test_whatever_happens_memory_is_given_and_taken_by_the_rules(layout: Layout, script: list[Step]) -> None:
     @in_virtual_time

@@ -116,16 +116,13 @@ class Checks:
                 self.open[event.seq] = fact
             case device_facts.Reclaimed() | device_facts.ReclaimFailed():
                 self.count(type(fact).__name__)
-                if self.open.pop(fact.generation, None) is None:
+                requested = self.open.pop(fact.generation, None)
+                if requested is None:
                     self.broke(f"{type(fact).__name__} of generation {fact.generation}, which is not open")
                 self.ops = [op for op in self.ops if op.generation != fact.generation]
                 self._shown_mb[fact.device] = fact.free_mb or 0
-                if isinstance(fact, device_facts.Reclaimed) and not (
-                    0 < fact.measured_mb * 2 >= (fact.promised_mb or 0)
-                ):
-                    self.broke(
-                        f"{fact.measured_mb} MB of {fact.promised_mb} MB count as taken back from {fact.runtime}"
-                    )
+                if isinstance(fact, device_facts.Reclaimed) and requested is not None:
+                    self._check_measured(fact, requested.need_mb)
             case job_facts.Admitted():
                 self._admitted(fact)
             case job_facts.PlacementVerified() if fact.epoch in self.grants:
@@ -137,6 +134,12 @@ class Checks:
                     del self.grants[fact.epoch]
             case _:
                 pass
+
+    def _check_measured(self, fact: device_facts.Reclaimed, wanted_mb: int | None) -> None:
+        """A release is done where enough is free, or the device shows at least half of what was promised."""
+        enough = wanted_mb is not None and fact.free_mb >= wanted_mb
+        if not enough and not 0 < fact.measured_mb * 2 >= (fact.promised_mb or 0):
+            self.broke(f"{fact.measured_mb} MB of {fact.promised_mb} MB count as taken back from {fact.runtime}")
 
     def _admitted(self, fact: job_facts.Admitted) -> None:
         """Invariant 2, on the reading that it was decided on."""

@@ -14,6 +14,7 @@ from gpukeeper.agents.memory.handoff import Made, Refused
 from gpukeeper.agents.memory.release import Asker
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import device as facts
+from gpukeeper.events import job as job_facts
 from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import Releases
@@ -323,3 +324,75 @@ async def test_what_was_loaded_since_the_reading_counts_whoever_came_first() -> 
     room.ledger = room.ledger.loaded(10**9, now())
 
     assert isinstance(await making, Refused)
+
+
+@in_virtual_time
+async def test_a_wish_for_memory_waits_while_something_is_loaded_on_its_device() -> None:
+    world = World(runtimes=[{"grace_s": 0.0}, {}])
+    world.runtimes[0].put("small", world.cards[0])
+    world.runtimes[1].load_s = 8.0
+    await world.begin(rest_s=6)
+    await world.send(world.runtimes[1], "b")
+    await world.go_on(1)
+    await world.host.put(facts.ReclaimWanted(host=HOST, device="g0", command_seq=1, actor="mo", runtime="r0"))
+    await world.go_on(4)
+    assert world.of(facts.ReclaimRequested) == []
+    await world.go_on(10)
+
+    assert [fact.runtime for fact in world.of(facts.Reclaimed)] == ["r0"]
+
+
+@in_virtual_time
+async def test_c5_a_job_that_was_admitted_before_its_device_was_blocked_loads_nothing_there() -> None:
+    world = World(runtimes=[{"grace_s": 0.0, "on": (0,)}, {"on": (0,)}, {"on": (0,)}])
+    owner, first, second = world.runtimes
+    owner.put("a", world.cards[0])
+    owner.release_mode = "stuck"
+    await world.begin(rest_s=6)
+    one = await world.send(first, "b")
+    other = await world.send(second, "small")
+    await world.go_on(14)
+
+    assert world.of(facts.ReclaimFailed)[0].reason is Reason.HANDOFF_TIMEOUT
+    waiting = {fact.job: fact.reason for fact in world.of(job_facts.Waiting)}
+    assert waiting == {one: Reason.HANDOFF_TIMEOUT, other: Reason.DEVICE_BLOCKED}
+    assert world.checks.counts.get("load", 0) == 0
+
+
+@in_virtual_time
+async def test_two_jobs_for_one_model_cost_one_load() -> None:
+    world = World(runtimes=[{}])
+    await world.begin()
+    jobs = [await world.send(world.runtimes[0], "small") for _ in range(2)]
+    await world.go_on(10)
+
+    assert [world.phase(job) for job in jobs] == ["succeeded", "succeeded"]
+    assert world.checks.counts["load"] == 1
+
+
+@in_virtual_time
+async def test_what_is_loaded_is_counted_once_while_its_job_still_runs() -> None:
+    world = World(runtimes=[{}, {}])
+    first, second = world.runtimes
+    first.run_s = 60.0
+    await world.begin()
+    long = await world.send(first, "a")
+    await world.go_on(4)
+    job = await world.send(second, "small")
+    await world.go_on(10)
+
+    assert (world.phase(long), world.phase(job)) == ("running", "succeeded")
+
+
+@in_virtual_time
+async def test_c58_an_unload_after_a_job_leaves_a_model_that_its_runtime_keeps() -> None:
+    world = World(runtimes=[{}])
+    (runtime,) = world.runtimes
+    runtime.put("small", world.cards[0])
+    runtime.kept.add("small")
+    await world.begin()
+    job = await world.send(runtime, "small", residency="unload")
+    await world.go_on(10)
+
+    assert world.phase(job) == "succeeded"
+    assert list(runtime.sits) == ["small"]

@@ -46,7 +46,7 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.readings import ClaimBeat, DeviceReading, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import ModelUnloaded, Pinned
-from gpukeeper.projections.host import is_pinned
+from gpukeeper.projections.host import Suspicion, is_pinned
 from gpukeeper.projections.hostview import PendingRoute
 
 _log = structlog.get_logger("gpukeeper.attempt")
@@ -471,6 +471,8 @@ class Attempt:
             return deny(Reason.RESIDENCY_UNKNOWN, f"{self.provider.config.name}: {look.error or 'it did not say'}")
         if evidence.disputed is not None:
             return deny(Reason.RESIDENCY_UNKNOWN, evidence.disputed)
+        if evidence.kept is not None:
+            return deny(Reason.OWNER_BUSY, evidence.kept)
         block = self.room.still_blocked(reading)
         return decide(
             Question(
@@ -503,10 +505,10 @@ class Attempt:
             await self._prove_stopped()
             return endings.cancelled(self._hold.so_far(), wanted.wish)
         except ClockExpired as expired:
+            suspicion: Suspicion | None = None
             if expired.name in ("first_byte", "idle"):
                 detail = f"no progress within its {expired.name} clock of {expired.clock.limit_s:g} s"
-                await suspect(self._hold, self._hold.model, Reason.DEADLINE, detail)
-            suspicion = self.room.suspects.get(self.provider.config.name)
+                suspicion = await suspect(self._hold, self._hold.model, Reason.DEADLINE, detail)
             if await self._prove_stopped() and suspicion is not None:
                 self.room.work_left[self.provider.config.name] = suspicion
             return endings.expired(self._hold.so_far(), expired)

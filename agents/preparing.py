@@ -48,6 +48,8 @@ class Evidence(msgspec.Struct, frozen=True):
     row: ResidentModel | None
     #: It holds the model with other options: a load replaces it.
     replaces: bool = False
+    #: Why it must not be replaced now, in words.
+    kept: str | None = None
     #: It does not list the model, which is no proof that it is gone: why, in words.
     disputed: str | None = None
 
@@ -159,8 +161,7 @@ class Preparation:
         room, device = hold.room, hold.slot.device
         hold.phase = "awaiting_turn"
         self._turn = await room.turns.take(room.devices_of(hold.provider, device))
-        options = hold.provider.load_options(body.work)
-        await room.uses.until_harmless(hold.provider.config.name, body.model, options, but=hold.epoch)
+        await room.uses.until_asked(hold.provider.config.name, body.model, but=hold.epoch)
         evidence = await self.look(body)
         if evidence.row is not None:
             self.in_use(body)
@@ -170,6 +171,8 @@ class Preparation:
             return evidence.readings, evidence, True
         if evidence.disputed is not None:
             return Refused(reason=Reason.RESIDENCY_UNKNOWN, detail=evidence.disputed)
+        if evidence.kept is not None:
+            return Refused(reason=Reason.OWNER_BUSY, detail=evidence.kept)
         made = await self._make_room()
         if isinstance(made, Refused):
             return made
@@ -206,10 +209,12 @@ class Preparation:
         hold = self._hold
         room, name, options = hold.room, hold.provider.config.name, hold.provider.load_options(body.work)
         row = hold.provider.find(look, body.model)
-        if row is not None and room.loads.replaces(name, body.model, options):
-            return Evidence(look, readings, None, replaces=True)
-        if row is not None and not room.tenancy.serves(name, body.model, options):
-            return Evidence(look, readings, None, replaces=True)
+        if row is not None and (
+            room.loads.replaces(name, body.model, options) or not room.tenancy.serves(name, body.model, options)
+        ):
+            in_use = room.uses.with_other_options(name, body.model, options, but=hold.epoch)
+            kept = f"a job of ours uses {body.model} on {name} with other load options" if in_use else None
+            return Evidence(look, readings, None, replaces=True, kept=kept)
         if row is not None or look.resident is None:
             return Evidence(look, readings, row)
         return Evidence(look, readings, None, disputed=self._why_disputed(body.model))
@@ -370,8 +375,8 @@ class Preparation:
         }
 
 
-async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> None:
-    """Send no more work to the runtime until it is seen to be as it should."""
+async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> Suspicion:
+    """Send no more work to the runtime until it is seen to be as it should. Returns what it is suspected of."""
     name = hold.provider.config.name
     fact = Suspect(
         host=hold.room.host,
@@ -382,8 +387,9 @@ async def suspect(hold: Hold, model: str, reason: Reason, detail: str) -> None:
         detail=detail,
         device=hold.slot.device.id,
     )
-    hold.room.suspects[name] = Suspicion(model, hold.slot.device.id, why_suspect(fact))
+    suspicion = hold.room.suspects[name] = Suspicion(model, hold.slot.device.id, why_suspect(fact))
     await hold.room.runtime_subject(name).append(fact, job=hold.route.job)
+    return suspicion
 
 
 def measured_rise_mb(before: Sequence[DeviceReading], after: Sequence[DeviceReading]) -> int | None:

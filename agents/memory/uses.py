@@ -1,7 +1,7 @@
 """Which resident models the jobs of this agent rest on, from when each was seen to be there until its claim ends.
 
 A load for one job may take away what another was just proven to have: a runtime replaces a model that is asked for with
-other options, and takes what no request has reached yet for idle. So a load waits until it does no harm.
+other options, and takes what no request has reached yet for idle.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Uses:
         """Whether some other job rests on the model."""
         return any(use.model == canonical(model) for use in self._others(runtime, but))
 
-    def would_suffer(self, runtime: str, model: str, options: str, *, but: int) -> bool:
-        """Whether a load there would take away what another job rests on.
-
-        One with other options replaces a model, also while it works. What no request has reached yet may be thrown out
-        for any other model.
-        """
+    def with_other_options(self, runtime: str, model: str, options: str, *, but: int) -> bool:
+        """Whether some other job rests on the model as it was loaded with other options, which a load would replace."""
         name = canonical(model)
-        return any(
-            (use.model == name and use.options != options) if use.asked else (use.model, use.options) != (name, options)
-            for use in self._others(runtime, but)
-        )
+        return any(use.model == name and use.options != options for use in self._others(runtime, but))
 
-    async def until_harmless(self, runtime: str, model: str, options: str, *, but: int) -> None:
-        """Wait until such a load does no harm. Who waits holds the turn, so nobody else's load begins meanwhile; what
-        is waited for never needs that turn again."""
-        while self.would_suffer(runtime, model, options, but=but):
+    def awaits_request(self, runtime: str, model: str, *, but: int) -> bool:
+        """Whether some other job's model is there and its request has not reached it: it looks idle to the runtime,
+        which may throw it out for any other model."""
+        return any(use.model != canonical(model) and not use.asked for use in self._others(runtime, but))
+
+    async def until_asked(self, runtime: str, model: str, *, but: int) -> None:
+        """Wait while a load of ``model`` could take away what awaits its request.
+
+        Who waits holds the turn, so nobody else's load begins meanwhile; what is waited for needs that turn no more.
+        """
+        while self.awaits_request(runtime, model, but=but):
             await self._changed.wait()
 
     def _others(self, runtime: str, but: int) -> Iterator[Use]:

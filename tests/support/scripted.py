@@ -60,8 +60,12 @@ class Cards(Inventory):
         super().__init__(AgentConfig(host="h1", find_devices=False), now=now)
         self._cards = {card.device.id: card for card in cards}
 
-    async def find(self) -> tuple[Device, ...]:
+    @property
+    def devices(self) -> tuple[Device, ...]:
         return tuple(card.device for card in self._cards.values())
+
+    async def find(self) -> tuple[Device, ...]:
+        return self.devices
 
     async def read(self, device_id: str) -> DeviceReading:
         return self._cards[device_id].reading()

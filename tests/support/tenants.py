@@ -65,10 +65,13 @@ class Tenants(Bench):
     async def make_room(self, need_mb: int | None, **asker: Any) -> Made | Refused:
         turn = await self.room.turns.take(("g0",))
         try:
-            return await self.room.handoff.make_room(self.device, need_mb, Asker(turn_on=("g0",), **asker))
+            return await self.make_room_in_turn(need_mb, **asker)
         finally:
             await self.room.handoff.over("g0")
             turn.leave()
 
     async def device_facts(self, kind: type[F]) -> list[F]:
         return [fact for fact in await self.facts(subjects.device("h1", "g0")) if isinstance(fact, kind)]
+
+    async def make_room_in_turn(self, need_mb: int | None, **asker: Any) -> Made | Refused:
+        return await self.room.handoff.make_room(self.device, need_mb, Asker(turn_on=("g0",), **asker))

@@ -480,6 +480,21 @@ async def test_a_clock_whose_timer_is_due_a_little_early_names_itself() -> None:
     assert (await bench.one(facts.Expired)).clock == "run"
 
 
+@pytest.mark.parametrize(("busy_s", "left"), [(1.0, True), (10_000.0, False)])
+@in_virtual_time
+async def test_c31_whether_a_runtime_has_left_the_work_that_it_gave_no_progress_on_is_remembered(
+    busy_s: float, left: bool
+) -> None:
+    bench = Bench()
+    bench.runtime.steps = [100.0, "late", done()]
+    bench.runtime.busy_after_cut_s = busy_s
+    await bench.run(clocks=clocks(first_byte=5))
+
+    suspicion = bench.room.suspects["ollama"]
+    assert suspicion.reason == Reason.DEADLINE
+    assert (bench.room.work_left.get("ollama") is suspicion) is left
+
+
 @in_virtual_time
 async def test_a_run_that_keeps_its_clocks_is_not_hurried() -> None:
     bench = Bench()

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from gpukeeper.agents.memory.tenancy import Tenancy
 from gpukeeper.capacity.device import Device
@@ -220,6 +221,52 @@ def test_a_model_that_stayed_though_asked_is_looked_at_as_any_other(host: Host) 
     host.tenancy.stays("ollama", "m")
 
     assert host.tenancy.let_go("ollama") == frozenset()
+
+
+# --- what a look that leaves a model out proves
+
+
+def test_a_model_that_was_listed_at_the_last_look_is_expected_under_whichever_of_its_names(host: Host) -> None:
+    assert host.tenancy.expects(host.runtime, "m") is None
+    look = host.look()
+
+    assert host.tenancy.expects(host.runtime, "m:latest") == look
+    assert host.tenancy.expects(host.runtime, "other") is None
+
+
+@pytest.mark.parametrize("change", ["load", "release"])
+def test_nothing_is_expected_from_before_our_last_load_or_release(host: Host, change: str) -> None:
+    """It may have pushed out whatever was idle."""
+    host.look()
+    host.at += timedelta(seconds=1)
+    if change == "load":
+        host.tenancy.loading("ollama", +1)
+        host.tenancy.loading("ollama", -1)
+    else:
+        host.tenancy.begin_release("ollama", None)
+        host.tenancy.end_release("ollama")
+
+    assert host.tenancy.expects(host.runtime, "m") is None
+    host.at += timedelta(seconds=1)
+    assert host.look() == host.tenancy.expects(host.runtime, "m")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"expires_at": "2025-06-15T12:00:01Z"}, True),
+        ({"expires_at": "2025-06-15T12:00:00Z"}, False),
+        ({"expires_at": "no time"}, True),
+        ({"expires_at": "2025-06-15T12:00:01Z", "stopping": True}, False),
+    ],
+)
+def test_a_stay_that_is_over_is_expected_no_more(host: Host, row: dict[str, object], *, expected: bool) -> None:
+    reading = host.look()
+    assert reading.resident is not None
+    rows = tuple(replace(each, **row) for each in reading.resident)
+    host.tenancy.looked(replace(reading, resident=rows))
+
+    assert (host.tenancy.expects(host.runtime, "m") is not None) is expected
 
 
 def test_a_model_that_we_told_it_to_keep_for_ever_is_pinned_by_the_log_alone(host: Host) -> None:

@@ -256,14 +256,34 @@ class _Host:
         return moments.added_ms
 
 
+async def _waits_ms() -> float:
+    """What the steps on the way wait for, one after another, without any work of ours."""
+    began_s = time.perf_counter()
+    for wait_s in (_APPEND_S, _READ_S, _READ_S, _APPEND_S, _LOOK_S, _APPEND_S, _APPEND_S, _APPEND_S):
+        await asyncio.sleep(wait_s)
+    return 1000 * (time.perf_counter() - began_s)
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
+
+
 async def measure_handoff(*, jobs: int) -> list[Figure]:
-    """Two runtimes with models of which only one fits take the card from each other."""
+    """Two runtimes with models of which only one fits take the card from each other.
+
+    The baseline is what the same waits take on this machine by themselves: where that is far above their sum, the
+    machine is busy with something else.
+    """
     host = _Host()
     host.runtimes[1].put("m")
-    took = sorted([await host.handed_off_ms(f"job-{n}", host.runtimes[n % 2]) for n in range(jobs)])
-    p50, p99 = took[len(took) // 2], took[min(len(took) - 1, len(took) * 99 // 100)]
+    took: list[float] = []
+    waits: list[float] = []
+    for number in range(jobs):
+        took.append(await host.handed_off_ms(f"job-{number}", host.runtimes[number % 2]))
+        waits.append(await _waits_ms())
     note = (
-        f"p99 of {jobs} handoffs, p50 {p50:.1f} ms; from the reading that shows room to the load, and from its end to "
-        f"the run; appends take {1000 * _APPEND_S:g} ms, readings {1000 * _READ_S:g} ms, looks {1000 * _LOOK_S:g} ms"
+        f"p99 of {jobs} handoffs, p50 {sorted(took)[jobs // 2]:.1f} ms; from the reading that shows room to the load, "
+        f"and from its end to the run; appends take {1000 * _APPEND_S:g} ms, readings {1000 * _READ_S:g} ms, "
+        f"looks {1000 * _LOOK_S:g} ms"
     )
-    return [at_most("handoff_added", p99, "ms", _GOAL_MS, note=note)]
+    return [at_most("handoff_added", _p99(took), "ms", _GOAL_MS, baseline=_p99(waits), note=note)]

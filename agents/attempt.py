@@ -14,8 +14,8 @@ What each step rests on:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -57,6 +57,8 @@ _FENCED = "the claim was ended by somebody else; the scheduler gives the job its
 _WATCH_AGAIN_S = 1.0
 #: What was seen longer ago is looked at again before an admission rests on it.
 _EVIDENCE_AGE_MAX_S = 5.0
+#: What was loaded is remembered for so long after its claim: no decision rests on readings that are older.
+_LEDGER_KEPT_S = 60.0
 
 
 class Stop(StrEnum):
@@ -161,8 +163,7 @@ class Attempt:
 
         Cancelling it is for an agent that is torn down: the claim stays, and whoever comes next ends it.
         """
-        asked_at = asyncio.get_running_loop().time()
-        releases = self.room.tenancy.releases_begun(self.provider.config.name)
+        asked_at = self.room.now()
         body_task = asyncio.create_task(fetch_body(self.room, self.route.submission_seq))
         look_task = asyncio.create_task(self.room.residency(self.provider))
         read_task = asyncio.create_task(self.room.read_devices(self.provider, self.slot.device))
@@ -173,9 +174,6 @@ class Attempt:
             try:
                 body = await body_task
                 look, readings = await look_task, await read_task
-                if self.room.tenancy.releases_begun(self.provider.config.name) != releases:
-                    # Something was, or is, let go of: what was seen before that is too old for anything.
-                    asked_at = -math.inf
                 await self._while_held(body, look, readings, asked_at)
             except Superseded as error:
                 _log.info("attempt_superseded", **self._hold.context(), why=error.message)
@@ -243,7 +241,7 @@ class Attempt:
             await slot.subject.append(released, job=self.route.job, epoch=epoch)
 
     async def _while_held(
-        self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
+        self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: datetime
     ) -> None:
         """Everything between the claim and the release."""
         if self.stop_reason is not None:
@@ -284,16 +282,16 @@ class Attempt:
         return self.stop_reason in (Stop.PREEMPT, Stop.FENCED, Stop.DEVICE_LOST)
 
     async def _evidence(
-        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: float
+        self, body: Body, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: datetime
     ) -> Evidence:
         """What the admission rests on: looked at again where it is old, or something was being released there."""
         tenancy, name = self.room.tenancy, self.provider.config.name
-        if tenancy.is_releasing(name):
-            await tenancy.until_settled(name)
-        elif asyncio.get_running_loop().time() - asked_at <= _EVIDENCE_AGE_MAX_S:
+        fresh = 0 <= (self.room.now() - asked_at).total_seconds() <= _EVIDENCE_AGE_MAX_S
+        if fresh and not tenancy.released_since(name, asked_at):
             evidence = self._preparation.evidence(body, look, readings)
             if evidence.disputed is None:
                 return evidence
+        await tenancy.until_settled(name)
         return await self._preparation.look(body)
 
     def _begin_watch(self) -> None:
@@ -450,7 +448,7 @@ class Attempt:
         """Waits for nothing, so that what is reserved here is reserved before another attempt decides."""
         device, look = slot.device, evidence.look
         reading = next(one for one in evidence.readings if one.device == device.id)
-        ledger = self.room.ledger = self.room.ledger.seen_in(reading)
+        ledger = self.room.ledger = self.room.ledger.seen_in(reading, older_by_s=_LEDGER_KEPT_S)
         reserved_mb = ledger.unseen_mb(reading)
 
         def deny(reason: Reason, detail: str) -> Decision:
@@ -601,25 +599,42 @@ class Attempt:
         await self.room.runtime_subject(name).append(unloaded, job=self.route.job)
 
     async def _unload(self, body: Body) -> bool:
-        """In a turn: let go of the job's model, where nobody else has come for it or pinned it meanwhile."""
+        """In a turn: let go of the job's model, where nobody else has come for it or keeps it. Whether it is gone."""
         room, tenancy, name = self.room, self.room.tenancy, self.provider.config.name
         whole = self.provider.releases == "all"
         before = await room.inventory.read(self.slot.device.id)
-        if tenancy.jobs(name, but=self.epoch) or not self._stay(body).unloads:
+        if self._stays(body) or tenancy.is_releasing(name):
             return False
+        gone = False
         tenancy.begin_release(name, None if whole else body.model)
         try:
             look = await room.residency(self.provider)
             row = self.provider.find(look, body.model)
-            if look.resident is not None and row is None:
+            if look.resident is None:
+                why = look.error or "residency unknown"
+                _log.warning("not_unloaded", **self._hold.context(), runtime=name, why=why)
+                return False
+            if row is None:
                 # The runtime unloaded it by itself, as the run had told it to.
+                gone = True
                 return True
+            if tenancy.keeps(name, row) or self._stays(body):
+                return False
+            if whole and (len(look.resident) > 1 or room.view.pins.get(name)):
+                # It would let go of what is not this job's as well.
+                return False
             await self.provider.release(None if whole else body.model)
-            promised_mb = 0 if row is None else (row.vram_bytes or 0) // MB
-            await room.handoff.until_shown(self.slot.device.id, before, promised_mb)
+            gone = True
+            await room.handoff.until_shown(self.slot.device.id, before, (row.vram_bytes or 0) // MB)
         finally:
+            if not gone:
+                tenancy.stays(name, body.model)
             tenancy.end_release(name)
         return True
+
+    def _stays(self, body: Body) -> bool:
+        """Whether another job has come to the runtime meanwhile, or somebody wants the model to stay."""
+        return self.room.tenancy.jobs(self.provider.config.name, but=self.epoch) > 0 or not self._stay(body).unloads
 
     async def _prove_stopped(self) -> bool:
         """Whether the runtime is proven to have stopped working for this job; keeps the slot while that is looked for.

@@ -7,7 +7,6 @@ a release) goes on when its job is cancelled, and the turn and the slot are kept
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from gpukeeper.agents import endings
 from gpukeeper.agents.body import Body
 from gpukeeper.agents.endings import ClockExpired
 from gpukeeper.agents.hold import Hold
-from gpukeeper.agents.memory.handoff import Refused
+from gpukeeper.agents.memory.handoff import Made, Refused
 from gpukeeper.agents.memory.loads import Load
 from gpukeeper.agents.memory.release import Asker
 from gpukeeper.agents.memory.turns import Turn
@@ -69,6 +68,7 @@ class Preparation:
         self._wanted = wanted
         self._turn: Turn | None = None
         self._load: Load | None = None
+        self._load_over_noted = False
         #: What the load is for, until it was told.
         self._body: Body | None = None
         #: Something was released on the way: what the device showed before is not what it showed at the load.
@@ -135,11 +135,20 @@ class Preparation:
         """
         if self._load is not None and self._load.going:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
+        self._note_load_over()
         await self._tell_loaded_for_others()
         if self._turn is not None:
             for slot, _ in self._hold.claims:
                 await self._hold.room.handoff.over(slot.device.id)
             self._leave_turn()
+
+    def _note_load_over(self) -> None:
+        """However the load ended, readings begun from now on show what it left behind, and older ones need not."""
+        if self._load is not None and not self._load.going and not self._load_over_noted:
+            self._load_over_noted = True
+            room = self._hold.room
+            for _, epoch in self._hold.claims:
+                room.ledger = room.ledger.loaded(epoch, room.now())
 
     def _leave_turn(self) -> None:
         if self._turn is not None:
@@ -156,26 +165,29 @@ class Preparation:
         evidence = await self.look(body)
         if evidence.row is not None:
             self.in_use(body)
+            for _, epoch in hold.claims:
+                # It is in the reservation of whoever brought it in, and in every reading since.
+                room.ledger = room.ledger.without(epoch)
             return evidence.readings, evidence, True
         if evidence.disputed is not None:
             return Refused(reason=Reason.RESIDENCY_UNKNOWN, detail=evidence.disputed)
         if evidence.kept is not None:
             return Refused(reason=Reason.OWNER_BUSY, detail=evidence.kept)
-        refused = await self._make_room()
-        if refused is not None:
-            return refused
-        before = await room.read_devices(hold.provider, device)
+        made = await self._make_room()
+        if isinstance(made, Refused):
+            return made
+        before, _ = await asyncio.gather(room.read_devices(hold.provider, device), self._tell_handed_off(made))
         hold.phase = "loading"
         room.tenancy.use(hold.provider.config.name, hold.epoch)
         self._body = body
         self._load = room.loads.begin(hold.provider, body.model, body.work, on_cpu=hold.on_cpu)
-        hold.load_s = await self._load.wait()
+        try:
+            hold.load_s = await self._load.wait()
+        finally:
+            self._note_load_over()
         self.in_use(body)
-        look = await self._look_after_load(body)
         hold.phase = "loaded"
-        for _, epoch in hold.claims:
-            room.ledger = room.ledger.loaded(epoch, room.now())
-        after = await room.read_devices(hold.provider, device)
+        look, after = await asyncio.gather(self._look_after_load(body), room.read_devices(hold.provider, device))
         self._body = None
         await self._tell_loaded(body, before, after)
         still_replaced = hold.provider.find(evidence.look, body.model) is not None and not self._freed
@@ -238,20 +250,30 @@ class Preparation:
         name, options = hold.provider.config.name, hold.provider.load_options(body.work)
         hold.room.uses.begin(hold.epoch, name, body.model, options, asked=asked)
 
-    async def _make_room(self) -> Refused | None:
-        """Free what is missing, where the device's memory can be measured; otherwise the reservation stands for it."""
-        need_mb = None if self._hold.need is None else self._hold.need.vram_mb
-        for slot, epoch in self._hold.claims if need_mb is not None else ():
-            refused = await self._make_room_on(slot, epoch, need_mb or 0)
-            if refused is not None:
-                return refused
-        return None
+    async def _make_room(self) -> list[tuple[Slot, int, Made]] | Refused:
+        """Free what is missing on each of the job's devices: where releases made the room, under which claim, and how
+        much there is."""
+        rooms: list[tuple[Slot, int, Made]] = []
+        for slot, epoch in self._hold.claims:
+            made = await self._make_room_on(slot, epoch)
+            if isinstance(made, Refused):
+                return made
+            if made is not None and made.generations:
+                rooms.append((slot, epoch, made))
+        self._freed = bool(rooms)
+        return rooms
 
-    async def _make_room_on(self, slot: Slot, epoch: int, need_mb: int) -> Refused | None:
+    async def _make_room_on(self, slot: Slot, epoch: int) -> Made | Refused | None:
+        """The same on one of them. None where its memory cannot be measured: the reservation stands for it."""
         hold, device = self._hold, slot.device
-        if not shows_use(await hold.room.inventory.read(device.id)):
+        need_mb = None if hold.need is None else hold.need.vram_mb
+        reading = await hold.room.inventory.read(device.id)
+        block = hold.room.still_blocked(reading)
+        if block is not None:
+            # Since the admission, while others had their turns.
+            return Refused(reason=Reason.DEVICE_BLOCKED, detail=block.why)
+        if need_mb is None or not shows_use(reading):
             return None
-        began_s = time.monotonic()
         hold.phase = "reclaiming"
         asker = Asker(
             job=hold.route.job,
@@ -260,23 +282,23 @@ class Preparation:
             wanted=self._wanted,
             turn_on=hold.room.devices_of(hold.provider, hold.slot.device),
         )
-        made = await hold.room.handoff.make_room(device, need_mb, asker)
-        if isinstance(made, Refused):
-            return made
-        if made.generations:
-            self._freed = True
+        return await hold.room.handoff.make_room(device, need_mb, asker)
+
+    async def _tell_handed_off(self, rooms: Sequence[tuple[Slot, int, Made]]) -> None:
+        """That releases made the room."""
+        hold = self._hold
+        for slot, epoch, made in rooms:
             handed = HandedOff(
                 host=hold.room.host,
-                device=device.id,
+                device=slot.device.id,
                 job=hold.route.job,
                 epoch=epoch,
-                need_mb=need_mb,
+                need_mb=0 if hold.need is None else hold.need.vram_mb or 0,
                 free_mb=made.free_mb,
                 generations=made.generations,
             )
             await slot.subject.append(handed, job=hold.route.job, epoch=epoch)
-            _log.info("handed_off", **hold.context(), took_s=round(time.monotonic() - began_s, 3))
-        return None
+            _log.info("handed_off", **hold.context(), on=slot.device.id, releases=len(made.generations))
 
     async def _tell_loaded_for_others(self) -> None:
         """A load that went on though its job had left: nobody measured what it took."""

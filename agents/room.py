@@ -166,9 +166,21 @@ class HostRoom:
             device.id for device in self.inventory.devices if device.kind == "gpu" and device.unschedulable is None
         )
 
-    def owners_on(self, device_id: str, *, but: int | None = None) -> tuple[Owner, ...]:
-        """Who holds memory there, by the newest looks; ``but`` is the claim that asks."""
-        return owners_on(device_id, self.tenancy.tenants(self.gpu_ids(), self.view.pins, but=but))
+    def owners_on(self, device_id: str, *, but: int | None = None, releasing: bool = True) -> tuple[Owner, ...]:
+        """Who holds memory there, by the newest looks.
+
+        Args:
+            device_id: the device.
+            but: the claim that asks.
+            releasing: what is being let go of stands as such, so that nobody asks for it twice.
+        """
+        owners = owners_on(device_id, self.tenancy.tenants(self.gpu_ids(), self.view.pins, but=but))
+        if not releasing:
+            return owners
+        return tuple(
+            msgspec.structs.replace(owner, stopping=True) if self.tenancy.is_releasing(owner.runtime) else owner
+            for owner in owners
+        )
 
     # --- subjects
 

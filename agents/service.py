@@ -15,6 +15,7 @@ from gpukeeper.agents.attempt import Attempt, Stop
 from gpukeeper.agents.config import ABANDON_S, GOODBYE_S, STOP_MARGIN_S, AgentConfig, RuntimeConfig
 from gpukeeper.agents.containers.steward import Steward
 from gpukeeper.agents.devices.inventory import Inventory
+from gpukeeper.agents.memory.takeover import close_releases
 from gpukeeper.agents.memory.wishes import Wishes
 from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.provisioning import Provisioner
@@ -162,6 +163,7 @@ class AgentService:
             # Only then has every claim been seen that an earlier instance could still make.
             await catch_up(follower, self._joined_seq)
             await self._end_predecessors_claims()
+            await close_releases(self._room, self._joined_seq)
             await self._offer_slots(surveyor)
             await self._work(surveyor, follower, stop)
         finally:

@@ -16,6 +16,7 @@ from bench_site import BenchServer
 from figures import Figure, show, write
 from measure_decisions import measure_decisions
 from measure_devices import measure_devices
+from measure_handoff import measure_handoff
 from measure_jobs import measure_site
 from measure_log import fill, measure_accepts, measure_folds, measure_snapshot, open_log
 
@@ -41,7 +42,7 @@ async def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     parser = argparse.ArgumentParser(description="Measure gpukeeper.")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that it works")
-    parser.add_argument("--only", choices=["decisions", "devices", "log", "site"])
+    parser.add_argument("--only", choices=["decisions", "devices", "handoff", "log", "site"])
     options = parser.parse_args()
     quick: bool = options.quick
     figures: list[Figure] = []
@@ -53,6 +54,8 @@ async def main() -> int:
     if options.only in (None, "devices"):
         with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
             figures += measure_devices(Path(folder), seconds=5.0 if quick else 20.0)
+    if options.only in (None, "handoff"):
+        figures += await measure_handoff(jobs=40 if quick else 200)
     if options.only in (None, "site"):
         with tempfile.TemporaryDirectory(prefix="gpuq-bench-") as folder:
             sizes = (300, 30, 5.0) if quick else (2_000, 200, 30.0)

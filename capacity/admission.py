@@ -11,7 +11,7 @@ and once as far as it shows already: too careful for some seconds, never too gen
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -92,13 +92,37 @@ class Ledger(msgspec.Struct, frozen=True):
         """All but what is promised to ``epoch``: what others were promised, as its holder sees it."""
         return Ledger(tuple(each for each in self.reservations if each.epoch != epoch))
 
-    def seen_in(self, reading: DeviceReading) -> Ledger:
-        """Forget what was released and needs no counting any more, now that there is ``reading``."""
+    def ahead_of(self, epoch: int) -> Ledger:
+        """What counts for ``epoch`` when it has its turn to load: what was loaded, and the promises before its own.
+
+        A later claim may have been promised what only a release brings. It has its turn later, and measures then.
+        """
         return Ledger(
             tuple(
                 each
                 for each in self.reservations
-                if not (each.released and each.device == reading.device and not each.counts_against(reading))
+                if each.epoch != epoch and (each.loaded_at is not None or each.epoch < epoch)
+            )
+        )
+
+    def seen_in(self, reading: DeviceReading, *, older_by_s: float = 0.0) -> Ledger:
+        """Forget what was released and needs no counting any more, now that there is ``reading``.
+
+        Args:
+            reading: the newest.
+            older_by_s: others may still decide on readings that are older than this one by so much.
+        """
+        since = parse_utc(reading.read_at) - timedelta(seconds=older_by_s)
+        return Ledger(
+            tuple(
+                each
+                for each in self.reservations
+                if not (
+                    each.released
+                    and each.device == reading.device
+                    and not each.counts_against(reading)
+                    and (not shows_use(reading) or each.loaded_at is None or each.loaded_at < since)
+                )
             )
         )
 

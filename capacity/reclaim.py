@@ -5,7 +5,8 @@ An owner stays for the first of these reasons that holds (:func:`hurdles`):
 1. ``other_device``: it does not sit on this device, or nobody can tell whether, or how much of it does.
 2. ``not_releasable``: it has no safe way to let go of just that, may not be asked to, or lets go already.
 3. ``pinned``: somebody wants it to stay.
-4. ``owner_busy``: it works or loads, or a job of ours loads, runs or is about to run on its runtime.
+4. ``owner_busy``: it works or loads, a job of ours loads, runs or is about to run on its runtime, or it also sits
+   where something else is loaded or let go just now.
 5. ``activity_unknown``: nobody can tell whether it works, or since when it does not.
 6. ``in_grace``: it has not been idle for its whole grace.
 
@@ -51,6 +52,8 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     loading: bool = False
     #: It was told to go, and has not gone yet.
     stopping: bool = False
+    #: A load or a release is under way on another device that it sits on.
+    turn_taken: bool = False
 
     @property
     def label(self) -> str:
@@ -75,6 +78,7 @@ _STOPPING = Hurdle(Reason.NOT_RELEASABLE, "it is on its way out already")
 _PINNED = Hurdle(Reason.PINNED, "it is pinned")
 _LOADING = Hurdle(Reason.OWNER_BUSY, "it is loading")
 _BUSY = Hurdle(Reason.OWNER_BUSY, "it is busy")
+_TURN_TAKEN = Hurdle(Reason.OWNER_BUSY, "a load or a release is under way on another device that it sits on")
 _ACTIVITY_UNKNOWN = Hurdle(Reason.ACTIVITY_UNKNOWN, "nobody can tell whether it works")
 _SINCE_UNKNOWN = Hurdle(Reason.ACTIVITY_UNKNOWN, "it looks idle, with no evidence since when")
 
@@ -123,6 +127,8 @@ def _hurdles(owner: Owner) -> Iterator[Hurdle]:
         yield Hurdle(Reason.OWNER_BUSY, f"{owner.jobs_here} job(s) load or run there")
     elif owner.loading:
         yield _LOADING
+    elif owner.turn_taken:
+        yield _TURN_TAKEN
     elif owner.activity == "busy":
         yield _BUSY
     elif owner.activity != "idle":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpukeeper.events.device import Drained, ReclaimWanted
+from gpukeeper.events.device import Drained, ReclaimRequested, ReclaimWanted
 from gpukeeper.events.readings import ClaimBeat
 
 
@@ -32,6 +32,16 @@ class ReclaimWish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     vram_mb: int | None = None
 
 
+class OpenRelease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A release that was asked for and has not been told the end of. ``seq`` is its generation."""
+
+    seq: int
+    runtime: str
+    model: str | None = None
+    job: str | None = None
+    wanted_seq: int | None = None
+
+
 class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One device as its agent described it last."""
 
@@ -53,6 +63,8 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     drained: str | None = None
     #: What operators want freed, and its agent has not answered.
     wishes: tuple[ReclaimWish, ...] = ()
+    #: Releases under way.
+    releases: tuple[OpenRelease, ...] = ()
 
     @property
     def key(self) -> str:
@@ -91,6 +103,11 @@ def device_key(host: str, device: str) -> str:
 def why_drained(fact: Drained) -> str:
     """Who took the device out of service, and why, in words."""
     return f"by {fact.actor}: {fact.reason}".rstrip(": ")
+
+
+def open_release(seq: int, fact: ReclaimRequested) -> OpenRelease:
+    """The release whose generation is ``seq``."""
+    return OpenRelease(seq, fact.runtime, fact.model, fact.job, fact.wanted_seq)
 
 
 def reclaim_wish(seq: int, fact: ReclaimWanted) -> ReclaimWish:

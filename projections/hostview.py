@@ -10,7 +10,15 @@ from gpukeeper.events import route as route_facts
 from gpukeeper.events import runtime as runtime_facts
 from gpukeeper.events.codec import Event
 from gpukeeper.events.job import Clocks
-from gpukeeper.projections.device import Claim, ReclaimWish, device_key, reclaim_wish, why_drained
+from gpukeeper.projections.device import (
+    Claim,
+    OpenRelease,
+    ReclaimWish,
+    device_key,
+    open_release,
+    reclaim_wish,
+    why_drained,
+)
 from gpukeeper.projections.home import is_at_home
 from gpukeeper.projections.host import ActWish, Suspicion, act_wish, pin_of, why_suspect
 from gpukeeper.projections.learned import Learned
@@ -66,6 +74,8 @@ class HostView:
         #: Wishes of operators that this host has not answered, by sequence, with the device or runtime.
         self.reclaim_wishes: dict[int, tuple[str, ReclaimWish]] = {}
         self.act_wishes: dict[int, tuple[str, ActWish]] = {}
+        #: Releases that this host was told to have begun and not to have ended, with the device.
+        self.releases: dict[int, tuple[str, OpenRelease]] = {}
 
     @classmethod
     def from_site(cls, site: Site, host: str) -> HostView:
@@ -90,6 +100,7 @@ class HostView:
             view.device_seq[device.id] = device.seq
             if device.drained is not None:
                 view.drained[device.id] = device.drained
+            view.releases |= {each.seq: (device.id, each) for each in device.releases}
             view.reclaim_wishes |= {wish.seq: (device.id, wish) for wish in device.wishes}
             view.claims[device.id] = {claim.epoch: claim for claim in device.claims}
             for job_id in site.routed.get(device_key(host, device.id), ()):
@@ -178,10 +189,14 @@ class HostView:
                 self.resumed[fact.device] = seq
             case device_facts.ReclaimWanted():
                 self.reclaim_wishes[seq] = (fact.device, reclaim_wish(seq, fact))
+            case device_facts.ReclaimRequested():
+                self.releases[seq] = (fact.device, open_release(seq, fact))
             case device_facts.Reclaimed() | device_facts.ReclaimRefused() | device_facts.ReclaimFailed():
                 more = not isinstance(fact, device_facts.ReclaimRefused) and fact.more
                 if fact.wanted_seq is not None and not more:
                     self.reclaim_wishes.pop(fact.wanted_seq, None)
+                if not isinstance(fact, device_facts.ReclaimRefused):
+                    self.releases.pop(fact.generation, None)
             case runtime_facts.ModelLoaded():
                 self.learned.apply(fact)
             case runtime_facts.Pinned():

@@ -107,7 +107,7 @@ class Handoff:
     ) -> Plan:
         """Who would be asked now, by the newest looks. Pure but for them."""
         owners = [
-            owner if self._may_take_turn(owner, asker) else replace(owner, loading=True)
+            replace(owner, turn_taken=self._turn_taken(owner, asker))
             for owner in self._room.owners_on(device.id, but=asker.epoch)
             if (owner.runtime, owner.model) not in but
             and asker.runtime in (None, owner.runtime)
@@ -115,19 +115,17 @@ class Handoff:
         ]
         return plan(shortfall_mb, owners)
 
-    def _elsewhere(self, owner: Owner, asker: Asker) -> set[str]:
+    def _elsewhere(self, owner: Owner, asker: Asker) -> frozenset[str]:
         """Devices that a release of this owner may change, and whose turn the asker does not hold."""
-        provider = self._room.tenancy.provider(owner.runtime)
-        named = () if provider is None else provider.config.devices or self._room.gpu_ids()
-        return set(named) - set(asker.turn_on)
+        return self._room.tenancy.sits_on(owner.runtime, self._room.gpu_ids()).difference(asker.turn_on)
 
-    def _may_take_turn(self, owner: Owner, asker: Asker) -> bool:
-        """Whether nobody loads or releases on the other devices of this owner."""
-        return not any(self._room.turns.taken(device) for device in self._elsewhere(owner, asker))
+    def _turn_taken(self, owner: Owner, asker: Asker) -> bool:
+        """Whether somebody loads or releases on the other devices of this owner."""
+        return any(self._room.turns.taken(device) for device in self._elsewhere(owner, asker))
 
     def _usable_mb(self, device: Device, reading: DeviceReading, asker: Asker) -> int | None:
         own = asker.epoch if asker.reserved_under is None else asker.reserved_under
-        ledger = self._room.ledger if own is None else self._room.ledger.without(own)
+        ledger = self._room.ledger if own is None else self._room.ledger.ahead_of(own)
         return usable_mb(device, reading, ledger.unseen_mb(reading))
 
     async def _refuse(
@@ -197,6 +195,7 @@ class Handoff:
         # Before anything is awaited: whoever comes to this runtime from now on waits until it has settled, and whoever
         # would load or release on its other devices until their turn is left.
         turn = self._room.turns.take_at_once(self._elsewhere(owner, asker))
+        assert turn is not None, "who sits where a turn is taken is not chosen"
         tenancy.begin_release(owner.runtime, owner.model)
         release = Release(self._room, device, owner, asker, before=before, wanted_mb=wanted_mb, found=found, more=more)
         task = asyncio.create_task(release.run(), name=f"release {owner.label}")
@@ -204,8 +203,7 @@ class Handoff:
 
         def ended(task: asyncio.Task[Released]) -> None:
             tenancy.end_release(owner.runtime)
-            if turn is not None:
-                turn.leave()
+            turn.leave()
             if self._going.get(device.id) is task:
                 del self._going[device.id]
             if not task.cancelled():

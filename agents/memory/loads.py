@@ -10,6 +10,9 @@ from gpukeeper.agents.runtimes.port import Provider
 from gpukeeper.events.modelnames import canonical
 from gpukeeper.events.work import Work
 
+#: Runtime, model by its shortest name, options, and whether it is to sit in the host's memory.
+_Key = tuple[str, str, str, bool]
+
 
 class Load:
     """One load under way. Several jobs may wait for it."""
@@ -51,18 +54,18 @@ class Load:
 
 
 class Loads:
-    """The loads of one agent: one for each (runtime, model, options) at a time."""
+    """The loads of one agent: one for each (runtime, model, options, kind of place) at a time."""
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
-        self._going: dict[tuple[str, str, str], Load] = {}
+        self._going: dict[_Key, Load] = {}
 
     def begin(self, provider: Provider, model: str, work: Work, *, on_cpu: bool) -> Load:
         """Begin to load, or join the same load where it is under way."""
-        key = (provider.config.name, canonical(model), provider.load_options(work))
+        key = (provider.config.name, canonical(model), provider.load_options(work), on_cpu)
         load = self._going.get(key)
         if load is None:
-            task = asyncio.create_task(self._load(key, provider, model, work, on_cpu=on_cpu), name=f"load {model}")
+            task = asyncio.create_task(self._load(key, provider, model, work), name=f"load {model}")
             task.add_done_callback(_look_at)
             load = self._going[key] = Load(task)
         return load
@@ -72,16 +75,15 @@ class Loads:
         name = canonical(model)
         return any(each[:2] == (runtime, name) and each[2] != options for each in self._going)
 
-    async def _load(
-        self, key: tuple[str, str, str], provider: Provider, model: str, work: Work, *, on_cpu: bool
-    ) -> float:
+    async def _load(self, key: _Key, provider: Provider, model: str, work: Work) -> float:
+        runtime, name, options, on_cpu = key
         began_s = time.monotonic()
-        self._tenancy.loading(provider.config.name, +1)
+        self._tenancy.loading(runtime, +1)
         try:
             await provider.load(model, on_cpu=on_cpu, work=work)
-            self._tenancy.loaded(*key)
+            self._tenancy.loaded(runtime, name, options)
         finally:
-            self._tenancy.loading(provider.config.name, -1)
+            self._tenancy.loading(runtime, -1)
             del self._going[key]
         return round(time.monotonic() - began_s, 4)
 

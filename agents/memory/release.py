@@ -110,6 +110,10 @@ class Release:
         except TimeoutError:
             if not self._settling.yielded:
                 return await self._blocked(provider)
+        except Exception as fault:
+            # Not by the provider's contract: the log is told before the fault goes on to whoever asked.
+            await self._failed(Reason.INTERNAL, f"{self._owner.label}: {type(fault).__name__}: {fault}"[:2000])
+            raise
         return await self._reclaimed()
 
     async def _tell_requested(self) -> int:
@@ -130,11 +134,14 @@ class Release:
         return await self._append(requested)
 
     def _dropped(self) -> Hurdle | None:
-        """Why the release is not to be sent any more, now that it is in the log; None where it is."""
+        """Why the release is not to be sent any more, now that it is in the log; None where it is.
+
+        Whatever was seen, pinned or begun while it was being stored counts, and so does that nobody looked since.
+        """
         if not self._asker.wanted():
             return Hurdle(Reason.NOT_NEEDED, "whoever needed it is gone")
         name = (self._owner.runtime, self._owner.model)
-        owners = self._room.owners_on(self._device.id, but=self._asker.epoch)
+        owners = self._room.owners_on(self._device.id, but=self._asker.epoch, releasing=False)
         again = next((each for each in owners if (each.runtime, each.model) == name), None)
         if again is None:
             return Hurdle(Reason.NOT_NEEDED, "it holds nothing there any more")
@@ -158,7 +165,6 @@ class Release:
             wanted_seq=asker.wanted_seq,
             more=more,
         )
-        await self._append(reclaimed)
         unloaded = ModelUnloaded(
             host=self._room.host,
             runtime=owner.runtime,
@@ -167,7 +173,9 @@ class Release:
             job=asker.job,
             generation=self._generation,
         )
-        await self._room.runtime_subject(owner.runtime).append(unloaded, job=asker.job)
+        # At once: whoever asked waits for both, and the device is free already.
+        runtime_subject = self._room.runtime_subject(owner.runtime)
+        await asyncio.gather(self._append(reclaimed), runtime_subject.append(unloaded, job=asker.job))
         return Released(generation=self._generation, more=more)
 
     async def _blocked(self, provider: Provider) -> Released:

@@ -47,7 +47,8 @@ class Settling:
             self.free_mb, self._since_s = free_mb, at_s
         if self.wanted_mb is not None and free_mb >= self.wanted_mb:
             return "enough"
-        if self.measured_mb <= 0:
+        if not self.yielded:
+            # Some of what rose may be anybody's: as long as so little has come, the owner may still let go.
             return "moving"
         still_s = STILL_AS_PROMISED_S if self.measured_mb >= self.promised_mb else STILL_S
         return "settled" if at_s - self._since_s >= still_s else "moving"

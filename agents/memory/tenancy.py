@@ -31,7 +31,7 @@ class _Entry:
         "loading",
         "provider",
         "reading",
-        "releases",
+        "released_at",
         "releasing",
         "settled",
         "using",
@@ -58,9 +58,10 @@ class _Entry:
         self.kept: set[str] = set()
         #: Models, by their shortest names, that were asked to go and have not been seen to be gone.
         self.let_go: set[str] = set()
-        #: How many releases are under way, and how many were ever begun.
+        #: How many releases are under way.
         self.releasing = 0
-        self.releases = 0
+        #: When one of them ended last: what was seen before that may be gone.
+        self.released_at: datetime | None = None
         #: Set while nothing is being released here.
         self.settled = asyncio.Event()
         self.settled.set()
@@ -148,6 +149,11 @@ class Tenancy:
         if entry is not None:
             entry.kept.add(canonical(model))
 
+    def keeps(self, runtime: str, row: ResidentModel) -> bool:
+        """Whether the runtime itself wants the model to stay: its row says so, and not because we told it to."""
+        entry = self._entries.get(runtime)
+        return (row if entry is None else _as_pinned(row, entry.kept)).pinned
+
     def serves(self, runtime: str, model: str, options: str) -> bool:
         """Whether ``model``, as it is resident there, is loaded with the options that a job needs.
 
@@ -161,10 +167,12 @@ class Tenancy:
         entry = self._entries.get(runtime)
         return entry is not None and entry.releasing > 0
 
-    def releases_begun(self, runtime: str) -> int:
-        """How many releases have begun there: a look from before one of them tells nothing of what it holds now."""
+    def released_since(self, runtime: str, moment: datetime) -> bool:
+        """Whether something is or was being released there after ``moment``: what was seen then may be gone."""
         entry = self._entries.get(runtime)
-        return 0 if entry is None else entry.releases
+        if entry is None:
+            return False
+        return entry.releasing > 0 or (entry.released_at is not None and entry.released_at >= moment)
 
     def begin_release(self, runtime: str, model: str | None) -> None:
         """A release is under way there, of this model or of all: whoever comes waits until it has settled."""
@@ -172,7 +180,6 @@ class Tenancy:
         if entry is not None:
             entry.changed_at = self._now()
             entry.releasing += 1
-            entry.releases += 1
             entry.settled.clear()
             if model is not None:
                 entry.let_go.add(canonical(model))
@@ -181,7 +188,7 @@ class Tenancy:
         """It has come to its end, whichever."""
         entry = self._entries.get(runtime)
         if entry is not None:
-            entry.changed_at = self._now()
+            entry.changed_at = entry.released_at = self._now()
             entry.releasing -= 1
             if entry.releasing == 0:
                 entry.settled.set()
@@ -200,7 +207,7 @@ class Tenancy:
     async def until_settled(self, runtime: str) -> None:
         """Wait while something is being released there: what it holds then is not what it holds now."""
         entry = self._entries.get(runtime)
-        if entry is not None:
+        while entry is not None and entry.releasing:
             await entry.settled.wait()
 
     # --- evidence
@@ -210,13 +217,22 @@ class Tenancy:
         entry = self._entries.get(reading.runtime)
         if entry is None:
             return reading
+        read_at = parse_utc(reading.read_at)
+        newest = entry.reading
+        if newest is not None and read_at < parse_utc(newest.read_at):
+            # Looks may overtake each other. What an older one saw is no news, unless it is work.
+            if not reading.healthy or reading.activity != "idle":
+                entry.idleness = Idleness(gap_max_s=entry.idleness.gap_max_s)
+                entry.worked_at = read_at if entry.worked_at is None else max(read_at, entry.worked_at)
+                newest = entry.reading = replace(newest, idle_since=None)
+            return newest
         if reading.resident is not None:
             held = {canonical(row.model) for row in reading.resident}
             entry.let_go &= held
             entry.kept &= held
             reading = replace(reading, resident=tuple(_as_pinned(row, entry.kept) for row in reading.resident))
         # A look that began while a load or run of ours went on proves nothing, though that has ended by now.
-        before = entry.worked_at is not None and parse_utc(reading.read_at) <= entry.worked_at
+        before = entry.worked_at is not None and read_at <= entry.worked_at
         entry.idleness = entry.idleness.read(reading, len(entry.using) + entry.loading + before)
         since = entry.idleness.since
         entry.reading = replace(reading, idle_since=None if since is None else utc_text(since))
@@ -226,6 +242,20 @@ class Tenancy:
         """The newest look."""
         entry = self._entries.get(runtime)
         return None if entry is None else entry.reading
+
+    def sits_on(self, runtime: str, devices: Iterable[str]) -> frozenset[str]:
+        """The devices that it holds anything on, as far as that is known; all that it may use otherwise.
+
+        Args:
+            runtime: its name.
+            devices: all of the host that a runtime without a list of its own may use.
+        """
+        entry = self._entries.get(runtime)
+        if entry is None:
+            return frozenset()
+        if entry.reading is not None and entry.reading.holdings is not None:
+            return frozenset(each.device for each in entry.reading.holdings if each.mb != 0)
+        return frozenset(entry.provider.config.devices or devices)
 
     def expects(self, provider: Provider, model: str) -> RuntimeReading | None:
         """The newest look, where it lists ``model`` and nothing is known by which that would be gone by now.

@@ -3,80 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 
 
 class Turn:
     """The right to load into and release from some devices. Leave it once; leaving twice changes nothing."""
 
-    def __init__(self, turns: Turns, devices: list[str]) -> None:
+    def __init__(self, turns: Turns, devices: frozenset[str]) -> None:
         self._turns = turns
-        self._devices = devices
+        self.devices = devices
+        self._left = False
 
     def leave(self) -> None:
-        while self._devices:
-            self._turns.pass_on(self._devices.pop())
+        if not self._left:
+            self._left = True
+            self._turns.give_back(self.devices)
 
 
 class Turns:
-    """The turns of all devices of one host; who waits for one gets it in the order of coming."""
+    """The turns of all devices of one host.
+
+    All devices of a turn are given at once, in the order of asking: nobody holds one while it waits for another, and
+    who waits for several is not passed by those who came later for one of them.
+    """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: list[tuple[frozenset[str], asyncio.Future[Turn]]] = []
 
     async def take(self, devices: Iterable[str]) -> Turn:
-        """Wait for the turn on all ``devices``. They are taken in one fixed order, so that nobody waits in a circle.
-
-        The caller bounds the wait. One that is cancelled holds nothing.
-        """
-        taken: list[str] = []
+        """Wait for the turn on all ``devices``. The caller bounds the wait. One that is cancelled holds nothing."""
+        wanted = frozenset(devices)
+        given: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._waiting.append((wanted, given))
+        self._give_out()
         try:
-            for device in sorted(set(devices)):
-                await self._take_one(device)
-                taken.append(device)
-        except BaseException:
-            Turn(self, taken).leave()
+            return await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                given.result().leave()
+            else:
+                self._waiting.remove((wanted, given))
+                self._give_out()
             raise
-        return Turn(self, taken)
 
     def take_at_once(self, devices: Iterable[str]) -> Turn | None:
-        """The turn on all ``devices``, or None where somebody has that of one of them.
-
-        For who holds a turn already: waiting for more with it in hand could wait in a circle.
-        """
-        wanted = sorted(set(devices))
-        if any(device in self._taken for device in wanted):
+        """The turn on all ``devices`` if nobody holds any of them, past those who wait; None otherwise."""
+        wanted = frozenset(devices)
+        if wanted & self._taken:
             return None
-        self._taken.update(wanted)
+        self._taken |= wanted
         return Turn(self, wanted)
 
     def taken(self, device: str) -> bool:
         """Whether somebody loads or releases there now."""
         return device in self._taken
 
-    def pass_on(self, device: str) -> None:
-        """Give the turn to whoever waits longest, or to nobody."""
-        waiting = self._waiting.get(device)
-        while waiting:
-            next_one = waiting.popleft()
-            if not next_one.done():
-                next_one.set_result(None)
-                return
-        self._waiting.pop(device, None)
-        self._taken.discard(device)
+    def give_back(self, devices: frozenset[str]) -> None:
+        """What a :class:`Turn` does when it is left."""
+        self._taken -= devices
+        self._give_out()
 
-    async def _take_one(self, device: str) -> None:
-        if device not in self._taken:
-            self._taken.add(device)
-            return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(device, deque()).append(mine)
-        try:
-            await mine
-        except BaseException:
-            if mine.done() and not mine.cancelled():
-                # It came in the same moment.
-                self.pass_on(device)
-            raise
+    def _give_out(self) -> None:
+        """Give a turn to each of the waiting whose devices are neither taken nor wanted by one before it."""
+        spoken_for = set(self._taken)
+        still: list[tuple[frozenset[str], asyncio.Future[Turn]]] = []
+        for wanted, given in self._waiting:
+            if wanted & spoken_for:
+                still.append((wanted, given))
+            else:
+                self._taken |= wanted
+                given.set_result(Turn(self, wanted))
+            spoken_for |= wanted
+        self._waiting = still

@@ -84,8 +84,10 @@ class Wishes:
             elif not made.answered:
                 await self._refuse(device_id, wish, Reason.NOT_NEEDED, f"{made.free_mb} MB are free already")
         finally:
-            await room.handoff.over(device_id)
-            turn.leave()
+            try:
+                await room.handoff.over(device_id)
+            finally:
+                turn.leave()
 
     async def _refuse(self, device_id: str, wish: ReclaimWish, reason: Reason, detail: str) -> None:
         refused = ReclaimRefused(

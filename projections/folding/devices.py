@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpukeeper.events import device as device_facts
 from gpukeeper.events.codec import Event
-from gpukeeper.projections.device import Claim, Lapse, device_key, reclaim_wish, why_drained
+from gpukeeper.projections.device import Claim, Lapse, device_key, open_release, reclaim_wish, why_drained
 from gpukeeper.projections.job import Phase
 
 if TYPE_CHECKING:
@@ -92,7 +92,13 @@ def on_reclaim_wanted(site: Site, event: Event, fact: device_facts.ReclaimWanted
     site.change_device(event, fact.host, fact.device, wishes=(*wishes, reclaim_wish(event.seq, fact)))
 
 
-def on_reclaim_note(site: Site, event: Event, fact: device_facts.ReclaimRequested | device_facts.HandedOff) -> None:
+def on_reclaim_requested(site: Site, event: Event, fact: device_facts.ReclaimRequested) -> None:
+    old = site.devices.get(device_key(fact.host, fact.device))
+    releases = () if old is None else old.releases
+    site.change_device(event, fact.host, fact.device, releases=(*releases, open_release(event.seq, fact)))
+
+
+def on_handed_off(site: Site, event: Event, fact: device_facts.HandedOff) -> None:
     site.change_device(event, fact.host, fact.device)
 
 
@@ -101,12 +107,13 @@ def on_reclaim_end(
     event: Event,
     fact: device_facts.Reclaimed | device_facts.ReclaimRefused | device_facts.ReclaimFailed,
 ) -> None:
-    if not isinstance(fact, device_facts.ReclaimRefused) and fact.more:
-        site.change_device(event, fact.host, fact.device)
-        return
     old = site.devices.get(device_key(fact.host, fact.device))
-    wishes = () if old is None else tuple(wish for wish in old.wishes if wish.seq != fact.wanted_seq)
-    site.change_device(event, fact.host, fact.device, wishes=wishes)
+    wishes, releases = ((), ()) if old is None else (old.wishes, old.releases)
+    if isinstance(fact, device_facts.ReclaimRefused) or not fact.more:
+        wishes = tuple(wish for wish in wishes if wish.seq != fact.wanted_seq)
+    if not isinstance(fact, device_facts.ReclaimRefused):
+        releases = tuple(each for each in releases if each.seq != fact.generation)
+    site.change_device(event, fact.host, fact.device, wishes=wishes, releases=releases)
 
 
 def _drop_claim(site: Site, event: Event, host: str, device_id: str, epoch: int) -> Claim | None:

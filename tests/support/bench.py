@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -14,7 +13,6 @@ from gpukeeper.agents.outputs import Outputs
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.capacity.device import Device
 from gpukeeper.events import subjects
-from gpukeeper.events.clock import now
 from gpukeeper.events.codec import decode, encode
 from gpukeeper.events.fact import Fact
 from gpukeeper.events.job import ENDS, Accepted, Clocks
@@ -28,7 +26,7 @@ from gpukeeper.projections.hostview import HostView, PendingRoute
 from gpukeeper.projections.site import Site
 from support.history import CLOCKS
 from support.scripted import Card, Cards, Runtime
-from support.virtual_time import START_NS, now_ns
+from support.virtual_time import START_NS, now, now_ns
 
 F = TypeVar("F", bound=Fact)
 
@@ -90,14 +88,13 @@ class Bench:
         slots: int = 1,
         kind: str = "gpu",
         log: WatchedLog | None = None,
-        now: Callable[[], datetime] = now,
         **device: Any,
     ) -> None:
         self.log = log or WatchedLog()
         self.objects = MemoryObjects()
         self.published: list[tuple[str, bytes]] = []
         self.device = Device(id="g0", kind=kind, name="card", slots=slots, **device)  # type: ignore[arg-type]
-        self.card = Card(self.device, now=now)
+        self.card = Card(self.device)
         self.runtime = Runtime(self.card)
         self._ids = 0
         stamp = Stamp(source="/tests/agent/h1", new_id=lambda: self._new_id("a"), now=lambda: "2025-06-15T12:00:00Z")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from datetime import datetime
 
 from gpukeeper.agents.config import AgentConfig, RuntimeConfig
 from gpukeeper.agents.devices.inventory import Inventory
 from gpukeeper.agents.runtimes.port import Done, PullProgress, RuntimeFailure, Signs, Token
 from gpukeeper.capacity.device import Device
-from gpukeeper.events.clock import now
 from gpukeeper.events.instants import utc_text
 from gpukeeper.events.modelnames import find_resident
 from gpukeeper.events.readings import Activity, DeviceReading, DeviceState, Releases, ResidentModel, RuntimeReading
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult, Task, Work
+from support.virtual_time import now
 
 MB = 1024 * 1024
 
@@ -30,12 +29,8 @@ def done(text: str = "hello", **fields: object) -> Done:
 class Card:
     """One device and its truth."""
 
-    def __init__(
-        self, device: Device, *, total_mb: int = 24_000, used_mb: int = 0, now: Callable[[], datetime] = now
-    ) -> None:
+    def __init__(self, device: Device, *, total_mb: int = 24_000, used_mb: int = 0) -> None:
         self.device = device
-        #: What readings, and looks at the runtimes on it, are dated by.
-        self.now = now
         self.total_mb: int | None = total_mb
         self.used_mb = used_mb
         self.state: DeviceState = "healthy"
@@ -48,7 +43,7 @@ class Card:
         return DeviceReading(
             device=self.device.id,
             source="nvml",
-            read_at=utc_text(self.now()),
+            read_at=utc_text(now()),
             state=self.state,
             error=self.error,
             total_mb=self.total_mb if figures else None,
@@ -175,7 +170,7 @@ class Runtime:
         await asyncio.sleep(self.look_s)
         return RuntimeReading(
             runtime=self._config.name,
-            read_at=utc_text(self._card.now()),
+            read_at=utc_text(now()),
             healthy=self.healthy,
             activity=self._activity(),
             resident=None if self.resident is None else tuple(self.resident),

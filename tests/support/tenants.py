@@ -13,7 +13,6 @@ from gpukeeper.events.fact import Fact
 from gpukeeper.events.log import Stored
 from support.bench import Bench
 from support.scripted import Runtime
-from support.virtual_time import now
 
 F = TypeVar("F", bound=Fact)
 
@@ -25,7 +24,7 @@ class Tenants(Bench):
     """Make it inside a loop of virtual time, then :meth:`add` runtimes to the ``ollama`` that is there."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(now=now, **options)
+        super().__init__(**options)
         #: Runtimes by name; the ``ollama`` of the bench holds nothing.
         self.owners: dict[str, Runtime] = {}
         self.runtime = self.register(Runtime(self.card, devices=("g0",)))

@@ -170,6 +170,7 @@ async def test_heartbeats_carry_claims_readings_and_looks() -> None:
 @in_virtual_time
 async def test_heartbeats_come_at_their_interval_and_each_after_a_look() -> None:
     bench = Survey()
+    await bench.surveyor.announce()
     await bench.over(50)
 
     times = [at_s for at_s, _ in await bench.beats()]

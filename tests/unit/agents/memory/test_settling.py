@@ -33,7 +33,7 @@ def test_c26_a_reading_that_still_rises_is_no_end() -> None:
         assert watched.saw(1_000 + 100 * step, 4.0 * step) == "moving"
 
 
-@pytest.mark.parametrize(("free_mb", "still_s"), [(11_000, STILL_AS_PROMISED_S), (10_999, STILL_S), (1_001, STILL_S)])
+@pytest.mark.parametrize(("free_mb", "still_s"), [(11_000, STILL_AS_PROMISED_S), (10_999, STILL_S), (6_000, STILL_S)])
 def test_it_has_settled_when_it_stayed_for_long_enough_and_sooner_where_all_is_there(
     free_mb: int, still_s: float
 ) -> None:
@@ -41,6 +41,14 @@ def test_it_has_settled_when_it_stayed_for_long_enough_and_sooner_where_all_is_t
     assert watched.saw(free_mb, 10.0) == "moving"
     assert watched.saw(free_mb, 10.0 + still_s - 0.01) == "moving"
     assert watched.saw(free_mb, 10.0 + still_s) == "settled"
+
+
+@pytest.mark.parametrize("free_mb", [1_001, 5_999])
+def test_c57_as_long_as_less_than_half_has_come_the_owner_may_still_let_go(free_mb: int) -> None:
+    watched = settling()
+    watched.saw(free_mb, 0.0)
+
+    assert watched.saw(free_mb, 600.0) == "moving"
 
 
 def test_a_reading_without_figures_proves_nothing_and_is_no_change() -> None:

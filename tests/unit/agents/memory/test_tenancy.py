@@ -139,6 +139,32 @@ def test_a_look_that_began_before_work_of_ours_ended_proves_nothing(host: Host) 
     assert host.tenant().idle_s is None
 
 
+def test_an_older_look_that_comes_late_is_no_news(host: Host) -> None:
+    host.rest(301)
+    newest = host.tenancy.reading("ollama")
+    host.models = []
+
+    assert host.look(began=host.at - timedelta(seconds=3)) == newest
+    assert host.kept() is None
+    assert host.tenant().idle_s == 301
+
+
+@pytest.mark.parametrize("activity", ["busy", "unknown"])
+def test_an_older_look_that_comes_late_and_shows_no_rest_ends_it(host: Host, activity: Activity) -> None:
+    host.rest(301)
+    newest = host.tenancy.reading("ollama")
+    host.look(activity, began=host.at - timedelta(seconds=3))
+
+    known = host.tenancy.reading("ollama")
+    assert newest is not None
+    assert known is not None
+    assert (known.read_at, known.idle_since) == (newest.read_at, None)
+    assert host.tenant().idle_s is None
+    host.at += timedelta(seconds=1)
+    host.rest(299)
+    assert host.kept() is Reason.IN_GRACE
+
+
 def test_one_look_that_cannot_tell_ends_the_proof(host: Host) -> None:
     host.rest(301)
     host.look("unknown")
@@ -164,7 +190,19 @@ async def test_who_comes_waits_until_the_last_of_several_releases_has_settled() 
     await asyncio.wait_for(waiting, 1)
 
     assert not tenancy.is_releasing("ollama")
-    assert tenancy.releases_begun("ollama") == 2
+
+
+def test_what_was_seen_before_a_release_ended_may_be_gone(host: Host) -> None:
+    tenancy, asked_at = host.tenancy, host.at
+    assert not tenancy.released_since("ollama", asked_at)
+    host.at += timedelta(seconds=1)
+    tenancy.begin_release("ollama", "m")
+    assert tenancy.released_since("ollama", asked_at)
+    host.at += timedelta(seconds=1)
+    tenancy.end_release("ollama")
+
+    assert tenancy.released_since("ollama", asked_at)
+    assert not tenancy.released_since("ollama", host.at + timedelta(seconds=1))
 
 
 def test_a_model_that_was_asked_to_go_is_expected_to_be_missing_until_it_is(host: Host) -> None:

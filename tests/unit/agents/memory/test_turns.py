@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gpukeeper.agents.memory.turns import Turn, Turns
 from support.virtual_time import in_virtual_time
 
 
-async def _take(turns: Turns, *devices: str) -> Turn:
-    return await asyncio.wait_for(turns.take(devices), 1)
+async def is_waiting(task: asyncio.Task[Turn]) -> bool:
+    await asyncio.sleep(0.01)
+    return not task.done()
 
 
 @in_virtual_time
-async def test_a_turn_is_held_by_one_and_passed_on_in_the_order_of_coming() -> None:
+async def test_turns_on_several_devices_are_given_at_once_in_the_order_of_coming() -> None:
     turns = Turns()
     order: list[str] = []
     now_s = asyncio.get_running_loop().time
@@ -26,7 +29,7 @@ async def test_a_turn_is_held_by_one_and_passed_on_in_the_order_of_coming() -> N
 
     await asyncio.gather(work("a", "x"), work("b", "x", "y"), work("c", "y"), work("d", "x"))
 
-    assert order == ["a at 0", "c at 0", "b at 1", "d at 2"]
+    assert order == ["a at 0", "b at 1", "c at 2", "d at 2"]
     assert not turns.taken("x")
     assert not turns.taken("y")
 
@@ -50,57 +53,79 @@ async def test_who_names_the_devices_in_another_order_waits_in_no_circle() -> No
 
 
 @in_virtual_time
-async def test_who_is_cancelled_while_it_waits_holds_nothing() -> None:
+async def test_a_turn_is_waited_for_until_it_is_left_and_leaving_twice_changes_nothing() -> None:
     turns = Turns()
-    first = await _take(turns, "y")
-    waiting = asyncio.create_task(turns.take(("x", "y")))
-    await asyncio.sleep(0)
-    assert turns.taken("x")
-    waiting.cancel()
-    await asyncio.wait({waiting})
+    first = await turns.take(["g0"])
+    second = asyncio.create_task(turns.take(["g0"]))
+    assert await is_waiting(second)
 
-    assert not turns.taken("x")
     first.leave()
-    assert not turns.taken("y")
+    await second
+    first.leave()
+
+    assert turns.taken("g0"), "it is the second's now"
 
 
 @in_virtual_time
-async def test_a_turn_that_comes_in_the_moment_of_a_cancel_is_passed_on() -> None:
+async def test_who_waits_for_several_devices_holds_none_and_is_not_passed_by() -> None:
     turns = Turns()
-    first = await _take(turns, "x")
-    gone = asyncio.create_task(turns.take(("x",)))
-    next_one = asyncio.create_task(turns.take(("x",)))
-    await asyncio.sleep(0)
+    first = await turns.take(["g0"])
+    both = asyncio.create_task(turns.take(["g0", "g1"]))
+    assert await is_waiting(both)
+    assert not turns.taken("g1")
+    later = asyncio.create_task(turns.take(["g1"]))
+    assert await is_waiting(later)
+
     first.leave()
+    (await both).leave()
+    (await later).leave()
+
+    assert not turns.taken("g0")
+    assert not turns.taken("g1")
+
+
+@in_virtual_time
+async def test_who_gives_up_waiting_holds_nothing_and_lets_the_next_go_ahead() -> None:
+    turns = Turns()
+    first = await turns.take(["g0"])
+    gone = asyncio.create_task(turns.take(["g0", "g1"]))
+    assert await is_waiting(gone)
+    next_one = asyncio.create_task(turns.take(["g1"]))
+    assert await is_waiting(next_one)
+
     gone.cancel()
-    turn = await asyncio.wait_for(next_one, 1)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
 
-    assert turns.taken("x")
-    turn.leave()
-    assert not turns.taken("x")
+    (await next_one).leave()
+    first.leave()
+    assert not turns.taken("g1")
 
 
 @in_virtual_time
-async def test_a_turn_at_once_is_all_or_nothing_and_never_waits() -> None:
+async def test_who_is_cancelled_just_when_its_turn_comes_leaves_it() -> None:
     turns = Turns()
-    first = await _take(turns, "x")
+    first = await turns.take(["g0"])
+    second = asyncio.create_task(turns.take(["g0"]))
+    assert await is_waiting(second)
 
-    assert turns.take_at_once(("x", "y")) is None
-    assert not turns.taken("y")
-    second = turns.take_at_once(("y", "z"))
-    assert second is not None
     first.leave()
-    second.leave()
-    assert not any(turns.taken(each) for each in "xyz")
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+
+    assert not turns.taken("g0")
 
 
 @in_virtual_time
-async def test_leaving_twice_takes_the_turn_from_nobody() -> None:
+async def test_a_turn_at_once_is_given_past_those_who_wait_and_never_where_one_is_held() -> None:
     turns = Turns()
-    first = await _take(turns, "x")
-    first.leave()
-    second = await _take(turns, "x")
-    first.leave()
+    await turns.take(["g0"])
+    both = asyncio.create_task(turns.take(["g0", "g1"]))
+    assert await is_waiting(both)
 
-    assert turns.taken("x")
-    second.leave()
+    assert turns.take_at_once(["g0"]) is None
+    beside = turns.take_at_once(["g1"])
+
+    assert beside is not None
+    assert turns.take_at_once(["g1"]) is None

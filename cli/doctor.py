@@ -9,7 +9,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -108,7 +108,10 @@ async def run_checks(
     ]
     checks += await nats_checks(config, data, stream_problems)
     wants_gpu = any(device.source in ("nvml", "amdgpu") for device in config.devices)
-    checks += await device_checks(finder(config), expected=wants_gpu or has_nvidia_hardware())
+    named = {device for runtime in config.runtimes for device in runtime.devices}
+    declared = {device.id for device in config.devices if device.source == "static"}
+    expected = wants_gpu or has_nvidia_hardware()
+    checks += await device_checks(finder(config), expected=expected, named=named, declared=declared)
     checks += await runtime_checks(config.runtimes, find_runtimes=config.agent.find_runtimes)
     checks += await container_checks(config.runtimes)
     checks.append(demo_check())
@@ -248,11 +251,21 @@ async def _skew_check(connection: Connection) -> Check:
     return Check(name=name, ok=True, detail=f"within {SKEW_S_MAX:g} s of this machine's")
 
 
-async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
+async def device_checks(
+    finder: DeviceFinder,
+    *,
+    expected: bool,
+    named: Collection[str] = (),
+    declared: Collection[str] = (),
+) -> list[Check]:
     """The devices of this host, and what is wrong with them.
 
     A machine without a GPU can still submit jobs and run the scheduler: where no device is ``expected``, that no
     driver is found is no fault.
+
+    Args:
+        named: devices that runtimes name. One that is not there is a fault, and so is what keeps it from being found.
+        declared: devices that nothing reads, and that need no driver.
     """
     name = "devices"
     try:
@@ -263,7 +276,9 @@ async def device_checks(finder: DeviceFinder, *, expected: bool) -> list[Check]:
         fix = "look at `nvidia-smi` or `rocm-smi`, and the system's log"
         return [Check(name=name, ok=False, detail=detail, fix=fix)]
     fix = "install or repair the driver, or declare the device in [[devices]]"
-    expected = expected or any(device.kind == "gpu" for device in devices)
+    ids = {device.id for device in devices}
+    found_gpu = any(device.kind == "gpu" and device.id not in declared for device in devices)
+    expected = expected or found_gpu or not ids.issuperset(named)
     fault = False if expected else None
     checks = [Check(name=name, ok=fault, detail=problem, fix=fix) for problem in finder.problems()]
     usable = [device for device in devices if device.unschedulable is None]

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return Exit.INTERRUPTED
     except typer.TyperException as error:
-        return _fail("usage", error.format_message(), Exit.USAGE, as_json=as_json, hint=" (see --help)")
+        return _fail("usage", _usage_words(error.format_message()), Exit.USAGE, as_json=as_json, hint=" (see --help)")
     except GpukeeperError as error:
         if error.code in ("output_closed", "output_failed"):
             return _fail_to_say(error)
@@ -64,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         words = f"a fault in gpuq itself: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 to see where)"
         return _fail("internal", words, Exit.MISCONFIGURED, as_json=as_json)
+
+
+def _usage_words(message: str) -> str:
+    """What the parser says, as one sentence: its lists come over several lines, its values with a class's name."""
+    words = " ".join(message.replace("Value error, ", "").split())
+    return words.replace("'. Choose from: ", "': one of ")
 
 
 def _fail(

@@ -15,6 +15,7 @@ from gpukeeper.cli.printing import one_line, print_json, say
 from gpukeeper.cli.session import open_session
 from gpukeeper.events.clock import now_ns
 from gpukeeper.events.reasons import Reason
+from gpukeeper.projections.site import Site
 from gpukeeper.scheduler.feasible import Infeasible, Want, options
 
 #: Of what does not exist, rather than has no room.
@@ -35,6 +36,7 @@ async def show_preview(where: Where, want: Want, *, as_json: bool) -> Exit:
             possible = options(live.site, want)
             if isinstance(possible, Infeasible) and possible.reason in _NOT_THERE:
                 raise NotFound(f"{possible.path} = {possible.value!r}: {possible.detail}", reason=possible.reason)
+            _require_device(live.site, want)
             now = now_ns()
             found = preview(want.model, candidates(live.site, live.heard, want, now_ns=now))
             document = _document(live, found, now)
@@ -46,6 +48,19 @@ async def show_preview(where: Where, want: Want, *, as_json: bool) -> Exit:
         for line in found.sentences():
             say(one_line(line, 2000))
     return Exit.OK if found.outcome in ("starts", "releases") else Exit.NO_ROOM
+
+
+def _require_device(site: Site, want: Want) -> None:
+    """A device that is named without its host is looked for on every host.
+
+    Raises:
+        NotFound: none has it.
+    """
+    hosts = [host for name, host in site.hosts.items() if want.host in (None, name)]
+    known = sorted({device for host in hosts for device in host.devices})
+    if want.device is not None and known and want.device not in known:
+        words = f"device = {want.device!r}: no such device; known: {', '.join(known)}"
+        raise NotFound(words, reason=Reason.UNKNOWN_DEVICE)
 
 
 def _document(live: LiveSite, found: Preview, now: int) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from gpukeeper.cli.options import Where
 from gpukeeper.cli.orders import Order
 from gpukeeper.cli.printing import one_line, print_json, say, tell
 from gpukeeper.cli.quantities import megabytes
+from gpukeeper.cli.reasonwords import in_words
 from gpukeeper.cli.session import open_session
 from gpukeeper.cli.words import sentence, type_name
 from gpukeeper.events import subjects
+from gpukeeper.events.codec import Event
+from gpukeeper.events.device import ReclaimRefused
 from gpukeeper.events.errors import WaitTimedOut
 
 
@@ -48,7 +51,15 @@ async def _hear(inbox: Inbox, heard: Answers, order: Order, seq: int, *, prints:
         event = await inbox.next_event()
         raise_if_refused(event, seq, f"`{order.what}` is not done", place=str(order.place))
         if heard.take(event) and prints:
-            say(f"{order.place} {one_line(sentence(event), 2000)}")
+            say(f"{order.place} {one_line(_sentence(event), 2000)}")
+
+
+def _sentence(event: Event) -> str:
+    """One event; who stays, and why, follows in lines of their own (:func:`_tell_freed`)."""
+    fact = event.data
+    if isinstance(fact, ReclaimRefused) and fact.considered:
+        return f"nothing is freed, {in_words(fact.reason)}"
+    return sentence(event)
 
 
 def _tell(order: Order, heard: Answers, seq: int, timeout_s: float, *, as_json: bool) -> Exit:

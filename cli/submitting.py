@@ -95,7 +95,12 @@ class SubmitRun:
         if not manner.waits:
             return Exit.OK
         await inbox.follow(subjects.job(sent.id), after=0)
-        view = View(streams=manner.streams, as_json=manner.as_json, timeout_s=self._left_s(None))
+        view = View(
+            streams=manner.streams,
+            as_json=manner.as_json,
+            timeout_s=self._left_s(None),
+            tells_denials=not (manner.as_json or manner.quiet),
+        )
         return await view_to_end(session, inbox, sent.id, view, {"seq": sent.seq})
 
     async def _wait_for_answer(self, session: Session, sent: Sent) -> Answer:

@@ -15,7 +15,8 @@ from gpukeeper.cli.textstream import TextStream, agent_of
 from gpukeeper.cli.waiting import end_document, read_result, text_of, until_ended
 from gpukeeper.cli.words import sentence
 from gpukeeper.events.codec import Event
-from gpukeeper.events.job import Succeeded
+from gpukeeper.events.job import Denied, Succeeded
+from gpukeeper.events.reasons import Reason
 from gpukeeper.events.work import JobResult
 
 
@@ -25,6 +26,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False
     as_json: bool = False
     timeout_s: float | None = None
+    #: Say on stderr why a device did not take the job, once for each reason: it goes on waiting, and nobody knows.
+    tells_denials: bool = False
 
 
 class _Words:
@@ -80,15 +83,27 @@ async def view_to_end(session: Session, inbox: Inbox, job_id: str, view: View, k
     """
     shown = _Lines(job_id) if view.as_json else _Words()
     stream = TextStream(job_id, shown, agent_of(session.connection))
+    told: set[Reason] = set()
+
+    def tell_denial(event: Event) -> None:
+        fact = event.data
+        if isinstance(fact, Denied) and fact.job == job_id and fact.reason not in told:
+            told.add(fact.reason)
+            shown.end_line()
+            tell(f"{job_id} waits: {one_line(sentence(event), 500)}")
 
     async def on_item(item: Event | Chunk) -> None:
+        if view.tells_denials and isinstance(item, Event):
+            tell_denial(item)
+        if not view.streams:
+            return
         if isinstance(item, Chunk):
             await stream.take(item)
         else:
             await stream.on_event(item)
 
     try:
-        end = await until_ended(inbox, job_id, timeout_s=view.timeout_s, on_item=on_item if view.streams else None)
+        end = await until_ended(inbox, job_id, timeout_s=view.timeout_s, on_item=on_item)
         result = await read_result(session, end.data) if isinstance(end.data, Succeeded) else None
         text = None if result is None else text_of(result)
         if view.streams:

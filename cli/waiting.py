@@ -43,9 +43,9 @@ async def until_ended(
                     assert isinstance(item, Event)
                     break
     except TimeoutError:
-        raise WaitTimedOut(
-            f"job {job_id} has not ended within {timeout_s:g} s; it goes on: {how_to_return(job_id)}", job=job_id
-        ) from None
+        waited = f"{round(timeout_s or 0, 1):g} s"
+        words = f"job {job_id} has not ended within {waited}; it goes on: {how_to_return(job_id)}"
+        raise WaitTimedOut(words, job=job_id) from None
     if on_item is not None:
         for rest in inbox.heard_already():
             await on_item(rest)

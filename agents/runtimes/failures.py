@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import aiohttp
 
 from gpukeeper.agents.runtimes.port import RuntimeFailure
@@ -29,7 +32,7 @@ def translated(error: aiohttp.ClientError, path: str, base_url: str) -> RuntimeF
     """The failure that an error of the transport stands for."""
     match error:
         case aiohttp.ClientConnectorError():
-            words = _shown_words(error.os_error)
+            words = _system_words(error.os_error)
             return RuntimeFailure(Reason.RUNTIME_UNREACHABLE, f"{base_url} cannot be reached: {words}")
         case aiohttp.ConnectionTimeoutError():
             return RuntimeFailure(Reason.RUNTIME_UNREACHABLE, f"{base_url} cannot be reached: connecting took too long")
@@ -43,6 +46,12 @@ def translated(error: aiohttp.ClientError, path: str, base_url: str) -> RuntimeF
             return RuntimeFailure(Reason.RUNTIME_CUT, f"{path}: the connection ended in mid-answer: {words}")
         case _:
             return RuntimeFailure(Reason.RUNTIME_BAD_REPLY, f"{path}: {_shown_words(error)}")
+
+
+def _system_words(error: OSError) -> str:
+    """What the system says: asyncio's own text has the call and the address in Python's notation."""
+    number = error.errno
+    return os.strerror(number) if number is not None and number in errno.errorcode else _shown_words(error)
 
 
 def _shown_words(error: Exception) -> str:

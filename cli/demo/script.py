@@ -31,8 +31,8 @@ from gpukeeper.projections.snapshot import digest
 
 _END_S = 30.0
 #: Name, tokens and priority. The first runs long enough for the others to queue behind it.
-_QUEUED = (("demo-a", 2000, 0), ("demo-b", 300, 0), ("demo-c", 300, 0), ("demo-urgent", 300, 10))
-_STREAMED_TOKENS = 40
+_QUEUED = (("demo-a", 200, 0), ("demo-b", 30, 0), ("demo-c", 30, 0), ("demo-urgent", 30, 10))
+_STREAMED_TOKENS = 80
 
 
 async def play(demo: DemoSite, narration: Narration) -> None:

@@ -29,6 +29,8 @@ DEVICE_MB = 512
 _START_S = 30.0
 _STOP_S = 20.0
 _LOOK_AGAIN_S = 0.02
+#: Some milliseconds for each token: with fewer the text is there before anybody can watch it come.
+_LAYERS = 40
 
 _CONFIG = """\
 [site]
@@ -125,7 +127,7 @@ class DemoSite:
     async def _start_llama(self) -> int:
         from gpukeeper.cli.demo.tiny_model import write_tiny_model
 
-        model = await asyncio.to_thread(write_tiny_model, self.folder / f"{MODEL}.gguf", name=MODEL)
+        model = await asyncio.to_thread(write_tiny_model, self.folder / f"{MODEL}.gguf", name=MODEL, layers=_LAYERS)
         port_file = self.folder / "llama.port"
         child = await self._start_child(
             "llama",

@@ -121,9 +121,9 @@ def _tensors(rng: np.random.Generator, width: int, layers: int) -> list[tuple[st
             tensors += [(f"{prefix}{part}.weight", noise(width, width, scale=0.2))]
         for part in ("ffn_gate", "ffn_up"):
             tensors += [(f"{prefix}{part}.weight", noise(width * 2, width, scale=0.1))]
-        attended = noise(width, width, scale=0.02)
-        fed = noise(width, width * 2, scale=0.02)
-        # Layers add variety, and leave the dimensions alone that carry the sentence.
+        # Layers add variety, each the less the more there are, and leave the dimensions alone that carry the sentence.
+        attended = noise(width, width, scale=0.02 / layers)
+        fed = noise(width, width * 2, scale=0.02 / layers)
         attended[: len(SENTENCE) + 1] = 0.0
         fed[: len(SENTENCE) + 1] = 0.0
         tensors.append((f"{prefix}attn_output.weight", attended))

@@ -249,6 +249,25 @@ async def test_a_machine_without_a_device_is_not_faulty_and_one_with_a_broken_dr
     assert (broken.detail, good.detail) == ("the driver does not answer", "B (GPU-2)")
 
 
+async def test_a_gpu_that_is_only_declared_needs_no_driver() -> None:
+    declared = Device(id="gpu0", kind="gpu", name="declared")
+    good, no_driver = await doctor.device_checks(
+        Finder(declared, problems=["no driver"]), expected=False, named=["gpu0"], declared=["gpu0"]
+    )
+
+    assert (good.ok, no_driver.ok) == (True, None)
+
+
+async def test_a_device_that_a_runtime_names_and_that_is_not_there_is_a_fault() -> None:
+    good, bad = await doctor.device_checks(
+        Finder(Device(id="cpu", kind="cpu", name="host memory"), problems=["runtime a may use gpu9"]),
+        expected=False,
+        named=["cpu", "gpu9"],
+    )
+
+    assert (good.ok, bad.ok) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("vendor", "device_class", "found"),
     [
@@ -301,7 +320,7 @@ async def test_a_runtime_that_is_not_there_is_named_with_the_repair() -> None:
     check = await look_at_runtime(url)
 
     assert (check.name, check.ok) == ("runtime r", False)
-    assert check.detail.startswith(f"{url}/api/version: ")
+    assert check.detail == f"{url}/api/version: {url} cannot be reached: Connection refused"
     assert check.fix == "start it, or correct url or provider of the runtime r"
 
 

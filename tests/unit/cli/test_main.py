@@ -57,6 +57,22 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(arguments: tuple[s
     assert as_json.document["error"]["exit"] == Exit.USAGE
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("runtime",), "Missing argument 'begin|stop|restart': one of begin, stop, restart (see --help)"),
+        (("runtime", "bounce", "a", "b"), "'bounce' is not one of 'begin', 'stop', 'restart'"),
+    ],
+)
+def test_a_choice_that_is_missing_or_wrong_is_told_in_plain_words(arguments: tuple[str, ...], words: str) -> None:
+    ran = run_gpuq(*arguments)
+
+    assert ran.code == Exit.USAGE
+    assert words in ran.err
+    assert "Value error" not in ran.err
+    assert "\\n" not in ran.err
+
+
 def test_the_version_is_shown_as_a_line_and_as_json() -> None:
     line, option, document = run_gpuq("version"), run_gpuq("--version"), run_gpuq("version", "--json")
 

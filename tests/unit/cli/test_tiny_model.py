@@ -9,7 +9,7 @@ import pytest
 from gpukeeper.agents.config import RuntimeConfig
 from gpukeeper.agents.runtimes.llamacpp import LlamaCpp
 from gpukeeper.agents.runtimes.port import Done
-from gpukeeper.cli.demo.tiny_model import WORDS, write_tiny_model
+from gpukeeper.cli.demo.tiny_model import SENTENCE, WORDS, write_tiny_model
 from gpukeeper.events.work import Work
 from support.llamacpp_server import llama_server
 
@@ -43,3 +43,18 @@ async def test_it_speaks_in_words_and_says_no_more_than_it_is_asked(tmp_path: Pa
     text = done.result.text
     assert text is not None
     assert set(text.replace(".", " .").split()) <= WORDS
+
+
+async def test_with_many_layers_it_still_speaks_in_sentences(tmp_path: Path) -> None:
+    async with llama_server(tmp_path, layers=40) as server:
+        llama = LlamaCpp(RuntimeConfig(name="l", provider="llamacpp", url=server.url))
+        work = Work(prompt="Hello", max_tokens=70, temperature=0)
+        items = [item async for item in llama.run("tiny", "generate", work, on_cpu=False)]
+        await llama.close()
+
+    done = items[-1]
+    assert isinstance(done, Done)
+    assert done.result.text is not None
+    words = done.result.text.replace(".", " .").split()
+    assert len(words) == 70
+    assert [word for place, word in enumerate(words) if word not in SENTENCE[place % len(SENTENCE)]] == []

@@ -209,6 +209,9 @@ class Preparation:
         hold = self._hold
         room, name, options = hold.room, hold.provider.config.name, hold.provider.load_options(body.work)
         row = hold.provider.find(look, body.model)
+        if row is not None and row.stopping:
+            # Its stay is over: what is on its way out serves nobody, and a load brings it back.
+            return Evidence(look, readings, None, replaces=True)
         if row is not None and (
             room.loads.replaces(name, body.model, options) or not room.tenancy.serves(name, body.model, options)
         ):

@@ -402,8 +402,7 @@ async def test_a_model_that_was_released_can_be_loaded_and_run_again(at: Subject
         await at.provider.release(at.model)
     await at.provider.load(at.model, on_cpu=False)
 
-    task = at.tasks[0]
-    _, result = await ran(at, task, Work(prompt="x", max_tokens=2) if task == "generate" else Work(workflow=GRAPH))
+    _, result = await ran(at, at.task, at.work())
 
     assert result.text or result.output
 

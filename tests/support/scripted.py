@@ -208,6 +208,10 @@ class Runtime:
             self.going -= 1
         if self.load_failure is not None:
             raise self.load_failure
+        for row in [row for row in self.resident or () if row.model == model]:
+            # A load takes the place of the same model.
+            self.resident = [other for other in self.resident or () if other is not row]
+            self._card.used_mb -= (row.vram_bytes or 0) // MB
         if self.row_after_load is not None:
             self.resident = [*(self.resident or []), self.row_after_load]
             if self.card_shows_load:

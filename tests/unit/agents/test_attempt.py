@@ -438,6 +438,16 @@ async def test_a_resident_model_that_is_not_in_vram_is_not_sent_work_either() ->
     assert bench.runtime.loads == bench.runtime.runs == []
 
 
+@in_virtual_time
+async def test_a_model_whose_stay_is_over_is_loaded_again_rather_than_found_on_its_way_out() -> None:
+    bench = Bench()
+    bench.runtime.holds(stopping=True)
+    await bench.run()
+
+    assert bench.runtime.loads == ["m"]
+    assert await bench.ends() == ["Succeeded"]
+
+
 # --- the clocks of a run
 
 

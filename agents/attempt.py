@@ -205,7 +205,11 @@ class Attempt:
         self._hold.phase = "claimed"
         self.room.tenancy.enter(self.provider.config.name, seq)
         for slot in self._hold.more:
-            more_seq = await self._claim_slot(slot)
+            try:
+                more_seq = await self._claim_slot(slot)
+            except NotRecorded:
+                await self._release()
+                raise
             if more_seq is None:
                 await self._release()
                 return False
@@ -230,15 +234,21 @@ class Attempt:
         self.released = True
         self.room.tenancy.leave(self.provider.config.name, self.epoch)
         self.room.uses.end(self.epoch)
+        self.room.host_needs.pop(self.epoch, None)
         for _, epoch in self._hold.claims:
             self.room.ledger = self.room.ledger.release(epoch)
         await self.room.outputs.end(self.route.job, self.route.attempt)
-        if self.stop_reason is Stop.FENCED:
-            # The claim has been ended already.
-            return
         for slot, epoch in self._hold.claims:
+            if self.stop_reason is Stop.FENCED and not self._stands(slot, epoch):
+                # The claim has been ended already.
+                continue
             released = Released(host=self.room.host, device=slot.device.id, epoch=epoch, job=self.route.job)
             await slot.subject.append(released, job=self.route.job, epoch=epoch)
+
+    def _stands(self, slot: Slot, epoch: int) -> bool:
+        """Whether a claim still stands, as far as is folded here; of several, somebody may have ended one alone. After
+        a takeover they are the next agent's to end."""
+        return self.room.speaks_for_host() and epoch in self.room.view.claims.get(slot.device.id, {})
 
     async def _while_held(
         self, body: Body | BodyMissing, look: RuntimeReading, readings: Sequence[DeviceReading], asked_at: datetime
@@ -370,19 +380,19 @@ class Attempt:
 
     async def _admit(self, body: Body, evidence: Evidence) -> bool:
         """Decide on live readings, and take the right to execute. False: denied, and said so."""
-        look, reading, resident = evidence.look, evidence.readings[0], evidence.row is not None
+        look, resident = evidence.look, evidence.row is not None
         need, decisions = await self._decisions(body, evidence)
         if self.stop_reason is Stop.FENCED:
             raise Superseded(_FENCED)
         decision = _hardest(decisions)
+        # Of several devices, the one whose figures these are: a denial is about that one.
+        slot = self.slots[next(at for at, one in enumerate(decisions) if one is decision)]
         denied_there = isinstance(decision.admission, Deny) and not decision.releases
         admission = decision.admission
         stays = () if decision.plan is None else decision.plan.considered
         told: dict[str, Any] = {
             "job": self.route.job,
             "host": self.room.host,
-            "device": self.slot.device.id,
-            "slot": self.slot.index,
             "epoch": self.epoch,
             "attempt": self.route.attempt,
             "route_seq": self.route.seq,
@@ -392,13 +402,15 @@ class Attempt:
             "reserved_mb": admission.reserved_mb,
             "headroom_mb": admission.headroom_mb,
             "usable_mb": admission.usable_mb,
-            "reading": reading,
+            "reading": next(one for one in evidence.readings if one.device == slot.device.id),
             "residency": msgspec.structs.replace(look, models=None),
             "considered": stays,
         }
         if denied_there and isinstance(admission, Deny):
             detail = "; ".join((admission.detail.rstrip("."), *why_stays(stays)))
-            denied = facts.Denied(**told, detail=detail, reason=admission.reason)
+            denied = facts.Denied(
+                **told, device=slot.device.id, slot=slot.index, detail=detail, reason=admission.reason
+            )
             await self._held.append(denied, epoch=self.epoch)
             return False
         if isinstance(admission, Deny):
@@ -413,9 +425,13 @@ class Attempt:
             reserve_mb = (found.need_mb or 0) if isinstance(found, Deny) else found.reserve_mb
             if reserve_mb:
                 self.room.ledger = self.room.ledger.reserve(epoch, slot.device.id, reserve_mb, self.room.now())
+        if need is not None and need.asks_host and not resident:
+            self.room.host_needs[self.epoch] = need
         self._hold.need = need
         admitted = facts.Admitted(
             **told,
+            device=self.slot.device.id,
+            slot=self.slot.index,
             detail=detail,
             instance_id=self.room.instance_id,
             resident=resident,
@@ -482,7 +498,7 @@ class Attempt:
                 need=need,
                 resident=evidence.row is not None,
                 allow_unknown_need=self.provider.config.allow_unknown_need,
-                room=left,
+                room=None if left is None else self.room.unpromised(left),
                 drained=self.room.view.drained.get(device.id),
                 blocked=None if block is None else block.why,
                 owners=self.room.owners_on(device.id, but=self.epoch),

@@ -136,10 +136,13 @@ class Preparation:
         if self._load is not None and self._load.going:
             await self._load.over(0 if break_off else self._hold.route.clocks.load.limit_s)
         self._note_load_over()
-        await self._tell_loaded_for_others()
-        if self._turn is not None:
-            for slot, _ in self._hold.claims:
-                await self._hold.room.handoff.over(slot.device.id)
+        try:
+            await self._tell_loaded_for_others()
+            if self._turn is not None:
+                for slot, _ in self._hold.claims:
+                    await self._hold.room.handoff.over(slot.device.id)
+        finally:
+            # Also where the log refuses the news: nobody else would ever load or release there.
             self._leave_turn()
 
     def _note_load_over(self) -> None:

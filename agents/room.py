@@ -29,6 +29,7 @@ from gpukeeper.agents.writer import OwnSubject, patiently
 from gpukeeper.capacity.admission import HostRoom as HostLeft
 from gpukeeper.capacity.admission import Ledger
 from gpukeeper.capacity.device import Device
+from gpukeeper.capacity.need import Need
 from gpukeeper.capacity.owners import owners_on
 from gpukeeper.capacity.reclaim import Owner
 from gpukeeper.events import subjects
@@ -91,6 +92,9 @@ class HostRoom:
         #: The clock that readings are dated by.
         self.now = now
         self.ledger = Ledger()
+        #: What was promised of the host's own memory and disk, by claim. No reading shows for sure that it is taken, so
+        #: it counts until the claim is over.
+        self.host_needs: dict[int, Need] = {}
         #: Who uses which runtime, and since when it does nothing.
         self.tenancy = Tenancy(now=now)
         #: One load or release at a time on each device.
@@ -153,10 +157,19 @@ class HostRoom:
         return block
 
     async def host_left(self, runtime: RuntimeConfig) -> HostLeft:
-        """What the host has left beside its devices, measured now, less what is promised already."""
+        """What the host has left beside its devices, measured now."""
         ram_mb = await asyncio.to_thread(available_mb)
         disk_mb = await asyncio.to_thread(free_disk_mb, runtime)
         return HostLeft(ram_mb=ram_mb, disk_mb=disk_mb)
+
+    def unpromised(self, left: HostLeft) -> HostLeft:
+        """``left``, less what is promised to other jobs by now."""
+        ram_mb = sum(need.ram_mb or 0 for need in self.host_needs.values())
+        disk_mb = sum(need.disk_mb or 0 for need in self.host_needs.values())
+        return HostLeft(
+            ram_mb=None if left.ram_mb is None else left.ram_mb - ram_mb,
+            disk_mb=None if left.disk_mb is None else left.disk_mb - disk_mb,
+        )
 
     # --- owners of memory
 

@@ -132,10 +132,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 class HostRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host has left beside its devices, in MB, less what is promised already. None where nobody knows.
-
-    For promises of the host's memory a :class:`Ledger` of its own serves, with readings of the source ``meminfo``.
-    """
+    """What the host has left beside its devices, in MB, less what is promised already. None where nobody knows."""
 
     ram_mb: int | None = None
     disk_mb: int | None = None

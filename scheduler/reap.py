@@ -112,14 +112,15 @@ def _lapse(device: Device, claim: Claim, known: HostLive, why: str) -> Proposal:
 def decide_withdrawals(site: Site, live: Live, config: SchedulerConfig, probes: Mapping[str, Probe]) -> list[Proposal]:
     """Take back routes that an agent will not follow: it left, it is silent and does not answer, or it came back
     without what the route names."""
-    proposals: list[Proposal] = []
+    #: By job: one that takes several devices is listed under each.
+    proposals: dict[str, Proposal] = {}
     for key in sorted(site.routed):
         for job_id in site.routed[key]:
             job = site.jobs[job_id]
             why = _why_withdrawn(site, live, config, probes.get(_host_of(key)), job)
             if why is not None:
-                proposals.append(_unroute(job, Reason.NO_ROUTE, why, None))
-    return proposals
+                proposals[job_id] = _unroute(job, Reason.NO_ROUTE, why, None)
+    return list(proposals.values())
 
 
 def _why_withdrawn(site: Site, live: Live, config: SchedulerConfig, probe: Probe | None, job: Job) -> str | None:

@@ -18,9 +18,6 @@ from gpukeeper.events.clock import now, now_rfc3339
 from gpukeeper.events.reasons import Reason
 from gpukeeper.events.runtime import Act
 
-#: Docker shortens ids to so many.
-_ID_DIGITS_MIN = 12
-
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an act, as :class:`gpukeeper.events.runtime.Acted` tells it."""
@@ -62,24 +59,9 @@ class Steward:
         listed = [each.container for each in config.runtimes if each.container is not None]
         return cls(config, DockerEngine(listed, base_url=base_url))
 
-    def container_of(self, runtime: str) -> str | None:
-        """The container that the registry names for ``runtime``."""
-        return self._containers.get(runtime)
-
     def id_of(self, runtime: str) -> str | None:
         """The id of the runtime's container at the last look that found it; None where none did."""
         return self._ids.get(self._containers.get(runtime, ""))
-
-    def runtime_of(self, container: str) -> str | None:
-        """The runtime of a container that is told by its name, or by its id or the first twelve or more digits of it.
-
-        Ids are known from the last look at each.
-        """
-        for runtime, name in self._containers.items():
-            known = self._ids.get(name, "")
-            if container == name or (len(container) >= _ID_DIGITS_MIN and known.startswith(container)):
-                return runtime
-        return None
 
     async def state_of(self, runtime: str) -> ContainerState | None:
         """The state of the runtime's container, for ``with_container``; None where the registry names none."""

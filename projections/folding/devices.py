@@ -134,3 +134,5 @@ def _orphan(site: Site, claim: Claim | None, lapse: Lapse) -> None:
         lives_under_it = job.epoch == claim.epoch
     if lives_under_it:
         site.lapses[job.id] = lapse
+        # Of several devices, some may not have been claimed yet: none will be under this route.
+        site.unlist(job)

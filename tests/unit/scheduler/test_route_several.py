@@ -10,6 +10,7 @@ from gpukeeper.events.route import Routed
 from gpukeeper.projections.site import Site
 from gpukeeper.projections.snapshot import encode_state
 from gpukeeper.scheduler.accept import decide_submissions
+from gpukeeper.scheduler.reap import decide_withdrawals
 from gpukeeper.scheduler.route import decide_routes
 from support.history import History
 
@@ -82,6 +83,29 @@ def test_a_restored_site_promises_the_same_slots(h: History) -> None:
     assert encode_state(restored) == encode_state(h.site)
     free = {device.id: restored.free_slots(device) for device in restored.devices.values()}
     assert free == {"g0": 0, "g1": 0, "g2": 1}
+
+
+def test_a_claim_that_is_given_back_takes_the_promise_of_the_other_devices_with_it(h: History) -> None:
+    """The route is over: a site that was folded whole and one that was restored offer the same slots."""
+    h.accepted("a", gpus=2)
+    (fact,) = routed(h)
+    seq = h.fact(fact)
+    epoch = h.claimed("a", route_seq=seq)
+    h.released("a", epoch=epoch)
+
+    restored = Site.restore(h.site.state())
+
+    for site in (h.site, restored):
+        assert {device.id: site.free_slots(device) for device in site.devices.values()} == {"g0": 1, "g1": 1, "g2": 1}
+
+
+def test_a_route_over_several_devices_is_withdrawn_once(h: History) -> None:
+    h.accepted("a", gpus=2)
+    (fact,) = routed(h)
+    h.fact(fact)
+    h.left()
+
+    assert len(decide_withdrawals(h.site, h.live, h.config, {})) == 1
 
 
 def test_more_devices_than_any_host_has_are_refused_at_submission_with_the_most_there_are(h: History) -> None:

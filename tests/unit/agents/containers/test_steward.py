@@ -122,20 +122,6 @@ async def test_restarts_from_before_the_first_look_are_no_evidence_otherwise(des
     assert (await desk.steward.look("box")).crash_looping is None
 
 
-async def test_a_container_leads_to_its_runtime_by_name_or_id(desk: Desk) -> None:
-    desk.engine.id = "0123456789abcdef" * 4
-    before = desk.steward.runtime_of("0123456789ab")
-    await desk.steward.look("box")
-
-    assert before is None
-    assert desk.steward.runtime_of("box") == "r"
-    assert desk.steward.runtime_of("0123456789ab") == "r"
-    assert desk.steward.runtime_of(desk.engine.id) == "r"
-    assert desk.steward.runtime_of("0123456789a") is None
-    assert desk.steward.runtime_of("") is None
-    assert desk.steward.runtime_of("other") is None
-
-
 async def test_a_runtime_without_a_container_cannot_be_acted_on(desk: Desk) -> None:
     for name in ("bare", "nobody", "box"):
         outcome = await desk.steward.perform(name, "stop")

@@ -36,6 +36,7 @@ from gpukeeper.events import subjects
 from gpukeeper.events.clock import now
 from gpukeeper.events.codec import decode
 from gpukeeper.events.fact import Fact
+from gpukeeper.events.instants import parse_utc
 from gpukeeper.events.log import Follower, Log, Stored
 from gpukeeper.events.objects import Objects
 from gpukeeper.events.readings import DeviceReading, DeviceState, RuntimeReading
@@ -60,6 +61,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     why: str
     free_mb: int
+    #: A reading that was begun before does not know of it.
+    at: datetime
     since_seq: int = 0
 
 
@@ -143,7 +146,8 @@ class HostRoom:
 
     def block(self, device_id: str, why: str, *, free_mb: int) -> None:
         """Give nothing out there until at least ``free_mb`` are free, or an operator resumes the device."""
-        self.blocked[device_id] = Block(why=why, free_mb=free_mb, since_seq=self.view.resumed.get(device_id, 0))
+        resumed_seq = self.view.resumed.get(device_id, 0)
+        self.blocked[device_id] = Block(why=why, free_mb=free_mb, at=self.now(), since_seq=resumed_seq)
 
     def still_blocked(self, reading: DeviceReading) -> Block | None:
         """What blocks the device, after one more reading of it."""
@@ -151,7 +155,8 @@ class HostRoom:
         if block is None:
             return None
         yielded = reading.state == "healthy" and reading.free_mb is not None and reading.free_mb >= block.free_mb
-        if yielded or self.view.resumed.get(reading.device, 0) > block.since_seq:
+        resumed = self.view.resumed.get(reading.device, 0) > block.since_seq
+        if resumed or (yielded and parse_utc(reading.read_at) >= block.at):
             del self.blocked[reading.device]
             return None
         return block

@@ -24,3 +24,13 @@ async def test_announcing_a_host_again_offers_no_slot_that_is_out_and_those_of_n
         assert back is not None
         assert (back.index, back.device.name) == (out.index, "found")
         assert host.room.take_slot("gpu1") is not None
+
+
+async def test_a_block_is_lifted_by_no_reading_from_before_it_and_by_one_that_shows_the_memory_since() -> None:
+    async with rig() as r:
+        before = await r.inventory.read("gpu0")
+        r.room.block("gpu0", "it did not let go", free_mb=20_000)
+
+        assert r.room.still_blocked(before) is not None
+        assert r.room.still_blocked(await r.inventory.read("gpu0")) is None
+        assert r.room.still_blocked(before) is None

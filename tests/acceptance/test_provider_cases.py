@@ -212,6 +212,7 @@ async def test_a_workflow_that_names_a_model_of_its_own_is_refused_with_what_to_
 
 async def test_c31_a_server_that_is_healthy_and_gives_no_token_ends_the_job_on_its_clock(site: Site) -> None:
     """C31, vllm#39863: health 200, requests waiting, not one token."""
+    site.sections["agent"] |= {"stop_proof_s": 3}
     fake = await begin(site, "vllm", {"holds_mb": HOLDS_MB}, stuck=True, engines=[[0, 3], [0, 3]])
     beat = await site.heartbeat(lambda beat: runtime_in(beat) is not None)
     job = await site.submit({"model": "tiny", "prompt": "say it", "deadlines": {"first_byte_s": 1}})

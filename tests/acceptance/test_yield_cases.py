@@ -149,6 +149,7 @@ async def test_c31_a_server_that_gives_no_token_is_suspect_while_it_is_busy_and_
         fake.count_prompts = True
     async with site_in(tmp_path, nats_server.settings()) as site, stuck, good:
         site.devices = [{"id": DEVICE, "source": "static", "kind": "gpu", "total_mb": 24_000, "slots": 3}]
+        site.sections["agent"] |= {"stop_proof_s": 3}
         site.served += [Served("a-stuck", "vllm", stuck, {"holds_mb": 8_000})]
         site.served += [Served("b-good", "vllm", good, {"holds_mb": 8_000})]
         await begin(site)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpukeeper.agents.catalogue import told
 from gpukeeper.agents.config import AgentConfig
+from gpukeeper.agents.containers.standing import is_crash_looping
 from gpukeeper.agents.placement import judge
 from gpukeeper.agents.room import HostRoom
 from gpukeeper.agents.runtimes.port import Provider, Signs
@@ -58,7 +59,7 @@ class Surveyor:
         self.devices: tuple[Device, ...] = ()
         self.readings: dict[str, DeviceReading] = {}
         self.looks: dict[str, RuntimeReading] = {}
-        self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str]] = {}
+        self._told_runtimes: dict[str, tuple[bool, tuple[str, ...] | None, str, bool]] = {}
         self._told_registry: dict[str, Registered] = {}
         self._told_problems: tuple[str, ...] = ()
         #: Of suspects that gave no progress: what looks have shown of their work since.
@@ -180,7 +181,8 @@ class Surveyor:
 
     async def _tell_runtime(self, name: str, look: RuntimeReading, *, cleared: bool) -> None:
         models, untold = told(look.models)
-        known = (look.healthy, models, untold)
+        # A container that keeps restarting is another state than one that is down for once.
+        known = (look.healthy, models, untold, is_crash_looping(look))
         if self._told_runtimes.get(name) == known and not cleared:
             return
         suspicion = self._room.suspects.get(name)

@@ -7,12 +7,19 @@ from msgspec.structs import replace
 from gpukeeper.agents.containers.port import ContainerState
 from gpukeeper.events.readings import RuntimeReading
 
+_LOOPS = "is crash-looping"
+
+
+def is_crash_looping(reading: RuntimeReading) -> bool:
+    """Whether a reading that went through :func:`with_container` says so."""
+    return not reading.healthy and _LOOPS in (reading.error or "")
+
 
 def trouble(state: ContainerState) -> str | None:
     """Why nothing in this container can work now, in words; None where it may, or where nobody can say."""
     shown = f"its container {state.name}"
     if state.crash_looping is not None:
-        return f"{shown} is crash-looping: {state.crash_looping}{_last_words(state)}"
+        return f"{shown} {_LOOPS}: {state.crash_looping}{_last_words(state)}"
     match state.status:
         case "running" | "unknown":
             return None

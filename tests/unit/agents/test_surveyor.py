@@ -428,3 +428,20 @@ async def test_an_agent_takes_over_the_suspicions_of_the_one_before_it() -> None
     await next_one.announce()
 
     assert (await bench.last_of(runtime.HealthChanged)).suspect is not None
+
+
+@in_virtual_time
+async def test_c34_a_runtime_that_was_down_already_is_told_again_once_its_container_is_seen_to_loop() -> None:
+    bench = Survey()
+    bench.runtime.healthy, bench.runtime.error = False, "its container c keeps ending and is being restarted"
+    await bench.surveyor.announce()
+    bench.runtime.error = "its container c is crash-looping: restarted 3 times within 600 s"
+    await bench.over(20)
+
+    told = [
+        fact.detail
+        for fact in await bench.facts(subjects.runtime("h1", "ollama"))
+        if isinstance(fact, runtime.HealthChanged)
+    ]
+    assert len(told) == 2
+    assert "crash-looping" in told[1]

@@ -57,6 +57,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     devices_read: tuple[str, ...] = ()
 
 
+#: For a dispute: neither source can be believed over the other, so somebody has to look.
+REMEDY = (
+    "see `gpuq devices` for who holds what, then unload the model or restart the runtime; it is trusted again once the "
+    "model is gone or both agree"
+)
+
+
 class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What the devices show together. ``before_mb`` is None where nothing had to be read before."""
 
@@ -107,7 +114,7 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
         return Verdict(
             passed=reason is None,
             reason=reason,
-            detail=f"{detail}: {self.figures}",
+            detail=f"{detail}: {self.figures}" + (f"; {REMEDY}" if reason is Reason.PLACEMENT_DISPUTED else ""),
             sources=Sources(vram=self.vram_source, device=self.measured.evidence),
             size_bytes=self.size,
             vram_bytes=self.vram,

@@ -20,7 +20,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     field: str | None = None
     action: str | None = None
     is_during_search: bool = False
-    turn_number: int | None = None
 
 
 _decoder = msgspec.json.Decoder(Answer)

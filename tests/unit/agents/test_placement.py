@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpukeeper.agents.placement import DEVICE_SHARE_MIN, MB, Verdict, judge
+from gpukeeper.agents.placement import DEVICE_SHARE_MIN, MB, REMEDY, Verdict, judge
 from gpukeeper.events.readings import DeviceReading, ResidentModel
 from gpukeeper.events.reasons import Reason
 
@@ -228,6 +228,16 @@ def test_a_runtime_that_reports_no_vram_but_holds_some_is_not_on_the_cpu() -> No
     verdict = judged(row(vram=None), intended="cpu", reports_vram=False, process_use_mb=900, was_resident=True)
 
     assert verdict.reason is Reason.PLACEMENT_DISPUTED
+
+
+def test_a_dispute_says_what_an_operator_can_do_and_a_plain_fallback_does_not() -> None:
+    disputed = judged(row(vram=1), intended="cpu")
+    fallback = judged(row(vram=0))
+
+    assert disputed.reason is Reason.PLACEMENT_DISPUTED
+    assert disputed.detail.endswith(REMEDY)
+    assert fallback.reason is Reason.CPU_FALLBACK
+    assert REMEDY not in fallback.detail
 
 
 def test_what_the_process_holds_stands_for_the_vram_of_a_runtime_that_reports_none() -> None:
